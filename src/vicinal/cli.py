@@ -1,0 +1,601 @@
+"""The command line: each verb parses, calls one function of the library, and prints what came back.
+
+    index  encode  search  evaluate  compare  info  verify  export  models
+
+What is heavy is imported inside a verb, so that help and refusals are there at once. How a verb may end is decided in
+one place, `ended`: 0; 2 for a mistake of the user or damaged data, with one sentence on standard error; 130 after
+Ctrl-C; 1 for our own bug. Results are printed to standard output, or written by `--json`, never both to one place.
+"""
+
+from __future__ import annotations
+
+import io
+import json as json_format
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from . import __version__, files
+from .errors import InputError, InternalError, VicinalError
+from .screen import complain, duration, progress_on_stderr, say, table
+
+DEFAULT_MODEL = "granite-embedding-30m-english"
+STDOUT = Path("-")  # as --json takes it
+SNIPPET_CHARACTERS = 200
+
+Given = ParamSpec("Given")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
+)
+
+
+def main() -> None:
+    """The program: what concerns the whole process is done here, and `app` does the rest."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore")  # libraries talk to programmers
+        warnings.filterwarnings("default", module="vicinal")
+        warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
+    for number, argument in enumerate(sys.argv):
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            complain(f"error: argument {number} ({argument}) is no text in UTF-8: rename the file, or correct the text")
+            sys.exit(2)
+    app(prog_name="vicinal")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a verb as Ctrl-C does: whatever is half-written is tidied up first."""
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def ended() -> Iterator[None]:
+    """Turn every way in which a verb may end into an exit code, and a sentence where it is not 0."""
+    try:
+        yield
+        sys.stdout.flush()
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt as stop:
+        complain("interrupted; run the same command again to go on")
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
+    except BrokenPipeError:
+        _let_go_of_stdout()
+        raise typer.Exit(141) from None  # as SIGPIPE ends other programs, `| head` being no mistake of anybody's
+    except Exception as error:
+        if isinstance(error, OSError):
+            complain(f"error: {files.explain(error)}")
+            _let_go_of_stdout()
+        elif isinstance(error, VicinalError) and not isinstance(error, InternalError):
+            complain(f"error: {error}")
+        else:
+            traceback.print_exc()
+            complain(f"error: this is a bug of vicinal {__version__}, not yours: please report it with the lines above")
+            raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
+
+
+def _let_go_of_stdout() -> None:
+    """Where writing failed once, the interpreter's own last flush would fail again, and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def verb(function: Callable[Given, None]) -> Callable[Given, None]:
+    """Make a function a verb of the command line."""
+
+    @wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        with ended():
+            function(*args, **kwargs)
+
+    return app.command()(run)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"vicinal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _vicinal(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Embeddings and search that know the corpus they live in.
+
+    Begin with:  vicinal index docs.jsonl
+
+    and go on:   vicinal search docs.vicinal "a question"
+    """
+
+
+# --- Arguments and options, those that several verbs share.
+
+
+def _file_to_write(path: Path | None) -> Path | None:
+    """Refuse now what could not be written after hours of work."""
+    if path is not None and path != STDOUT:
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} into: make it first")
+        if path.exists() and not path.is_file():
+            raise typer.BadParameter(f"{path} is no ordinary file: give the name of one")
+    return path
+
+
+IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index: the folder that `index` wrote.")]
+Model = Annotated[
+    str,
+    typer.Option("--model", metavar="M", help="A shipped name (see `models`), a folder, or owner/name on the hub."),
+]
+Context = Annotated[
+    str, typer.Option("--context", metavar="null", help="The documents shown to the encoder: null, none of them.")
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision", metavar="auto|fp32|bf16", help="auto is bf16 where the device computes in it natively."
+    ),
+]
+Device = Annotated[str, typer.Option("--device", metavar="D", help="auto, cpu, cuda, mps.")]
+DocumentTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-document-tokens", metavar="N", show_default="all it can", help="How much of a document the model reads."
+    ),
+]
+QueryTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-query-tokens", metavar="N", show_default="all it can", help="How much of a query the model reads."
+    ),
+]
+Dim = Annotated[int | None, typer.Option("--dim", metavar="N", show_default="all", help="Use the first N dimensions.")]
+Mode = "dense|bm25|dense+bm25"
+Language = Annotated[
+    str, typer.Option("--language", metavar="L", help="How words are stemmed: auto, none, english, german, ...")
+]
+SkipBadRows = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Count and leave out rows that cannot be read, rather than refuse.")
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", callback=_file_to_write, help="Write the result as JSON; - is stdout."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no summary: only results and errors.")]
+
+
+def _only(flag: str, given: str, known: str) -> None:
+    """Refuse what a flag will take one day."""
+    if given != known:
+        raise InputError(f"{flag} {given} was asked for, but {known} is all that this version knows: leave {flag} out")
+
+
+def _report(result: Any, json: Path | None) -> bool:
+    """Write a result as JSON where that was asked for; False says that standard output is taken by it."""
+    if json == STDOUT:
+        sys.stdout.buffer.write(files.canonical_json(result).encode())
+    elif json is not None:
+        files.write_json(json, result)
+    return json != STDOUT
+
+
+# --- The verbs.
+
+
+@verb
+def index(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help=".jsonl, .csv, .tsv, .parquet, or a folder of texts or BEIR's.")
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Option("-o", metavar="INDEX", show_default="beside CORPUS: docs.jsonl -> docs.vicinal", help="Where to."),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    context: Context = "null",
+    engine: Annotated[str, typer.Option("--engine", metavar="exact", help="How vectors are searched.")] = "exact",
+    representations: Annotated[
+        str, typer.Option("--representations", metavar="dense", help="What is kept of documents beside their words.")
+    ] = "dense",
+    precision: Precision = "auto",
+    device: Device = "auto",
+    max_document_tokens: DocumentTokens = None,
+    max_query_tokens: QueryTokens = None,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Keep ids and metadata, no titles and texts.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another index that stands there.")] = False,
+    skip_bad_rows: SkipBadRows = False,
+    language: Language = "auto",
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a folder that can be searched out of a corpus.
+
+    The same corpus and settings onto an existing index do nothing; an interrupted run goes on where it stopped.
+
+    Example:  vicinal index docs.jsonl --skip-bad-rows
+    """
+    from .corpus import Corpus, default_index_name
+    from .encoder import load
+    from .index.build import check_target
+    from .search import Index
+
+    _only("--context", context, "null")
+    _only("--engine", engine, "exact")
+    _only("--representations", representations, "dense")
+    target = target or default_index_name(corpus)
+    check_target(target)
+    source = Corpus.read(corpus, skip_bad_rows=skip_bad_rows)
+    encoder = load(
+        model,
+        precision=precision,
+        device=device,
+        max_document_tokens=max_document_tokens,
+        max_query_tokens=max_query_tokens,
+    )
+    start = time.monotonic()
+    built = Index.build(
+        target,
+        encoder,
+        source,
+        overwrite=overwrite,
+        keep_text=not no_text,
+        language=language,
+        progress=progress_on_stderr(quiet),
+    )
+    seconds = round(time.monotonic() - start, 3)
+    found = built.info()
+    result = {"index": str(target), "is_new": built.is_new, "seconds": seconds, **found}
+    if not _report(result, json) or quiet:
+        return
+    if built.is_new:
+        _say_counts(found["counts"], encoder.max_document_tokens)
+        say((str(target), "bold"), f": {_size(found['bytes'])}, {_model(found['model'])}, {duration(seconds)}")
+    else:
+        say((str(target), "bold"), " is there already, of the same corpus and settings: nothing to do")
+    say(f'next: vicinal search {shlex.quote(str(target))} "a question"')
+
+
+@verb
+def encode(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A corpus of any kind that `index` takes.")],
+    target: Annotated[
+        Path, typer.Option("-o", metavar="VECTORS.parquet", callback=_file_to_write, help="The file to write.")
+    ],
+    role: Annotated[str, typer.Option("--as", metavar="document|query", help="What the texts are.")] = "document",
+    model: Model = DEFAULT_MODEL,
+    context: Context = "null",
+    dim: Dim = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    max_document_tokens: DocumentTokens = None,
+    max_query_tokens: QueryTokens = None,
+    skip_bad_rows: SkipBadRows = False,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the vectors of a file's texts to a Parquet file.
+
+    A row per document with its id and its vector, truncated and normalised; an empty document's vector is all zeros.
+
+    Example:  vicinal encode questions.jsonl -o questions.parquet --as query
+    """
+    from .corpus import Corpus
+    from .encoder import load
+    from .index import tables
+
+    _only("--context", context, "null")
+    source = Corpus.read(file, skip_bad_rows=skip_bad_rows)
+    if target.exists() and target.samefile(file):
+        raise InputError(f"{target} is the corpus itself: choose another name for its vectors")
+    encoder = load(
+        model,
+        precision=precision,
+        device=device,
+        max_document_tokens=max_document_tokens,
+        max_query_tokens=max_query_tokens,
+    )
+    counts = tables.encode(target, encoder, source, role, dim=dim, progress=progress_on_stderr(quiet))
+    settings = encoder.settings | {"dim": dim or encoder.dim}
+    result = {"vectors": str(target), "role": role, "model": settings, "context": None, "counts": counts}
+    if _report(result, json) and not quiet:
+        _say_counts(counts, settings[f"max_{role}_tokens"])
+        say((str(target), "bold"), f": {_model(settings)}")
+
+
+@verb
+def search(
+    index: IndexFolder,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
+    k: Annotated[int, typer.Option("-k", metavar="K", help="How many hits.")] = 10,
+    mode: Annotated[str, typer.Option("--mode", metavar=Mode, help="What scores a document.")] = "dense",
+    dim: Dim = None,
+    json: Json = None,
+) -> None:
+    """Find the documents that answer a query best.
+
+    Example:  vicinal search docs.vicinal "who pays the rent" -k 3
+    """
+    from .search import Index, as_json
+
+    opened = Index.open(index)
+    hits = opened.search(query, k, mode, dim)
+    known = opened.manifest
+    settings = {
+        "k": k,
+        "mode": mode,
+        "dim": dim or known.dim,
+        "model": known.encoder and known.encoder["name"],
+        "context": None,
+    }
+    if not _report({"query": query, "hits": [as_json(hit) for hit in hits], "settings": settings}, json):
+        return
+    for rank, hit in enumerate(hits, 1):
+        say((f"{rank:>3}  {hit.score:.4f}  ", "dim"), (f"{hit.id}  {hit.title}".rstrip(), "bold"))
+        if hit.text.strip():
+            say(f"     {_snippet(hit.text)}")
+    if not hits:
+        say("no hits")
+
+
+@verb
+def evaluate(
+    collection: Annotated[Path, typer.Argument(metavar="COLLECTION", help="A folder in BEIR's layout.")],
+    model: Model = DEFAULT_MODEL,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode", metavar=Mode, show_default="each of them", help="What scores a document; may be repeated."
+        ),
+    ] = None,
+    dim: Dim = None,
+    context: Context = "null",
+    max_document_tokens: Annotated[
+        int, typer.Option("--max-document-tokens", metavar="N", help="How much of a document the model reads.")
+    ] = 192,
+    max_query_tokens: Annotated[
+        int, typer.Option("--max-query-tokens", metavar="N", help="How much of a query the model reads.")
+    ] = 64,
+    split: Annotated[str, typer.Option("--split", metavar="S", help="Which judgments: qrels/S.tsv.")] = "test",
+    precision: Precision = "auto",
+    device: Device = "auto",
+    language: Language = "auto",
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure search on a collection: nDCG@10 and its kin.
+
+    The whole corpus is searched, exactly. Vectors are kept on disk: a second run is quick, an interrupted one goes on.
+
+    Example:  vicinal evaluate scifact --mode dense --mode bm25 --json scifact.json
+    """
+    from .encoder import load
+    from .evaluation import Collection
+    from .evaluation import evaluate as measured
+    from .search import MODES
+
+    _only("--context", context, "null")
+    modes = mode or MODES
+    judged = Collection.read(collection, split)
+    encoder = None
+    if any("dense" in name for name in modes):
+        encoder = load(
+            model,
+            precision=precision,
+            device=device,
+            max_document_tokens=max_document_tokens,
+            max_query_tokens=max_query_tokens,
+        )
+    found = measured(judged, encoder, modes, dim=dim, language=language, progress=progress_on_stderr(quiet))
+    result = found.as_json()
+    if not _report(result, json):
+        return
+    say((judged.name, "bold"), f", {split}: {_queries_and_documents(found.counts, max_document_tokens)}")
+    if encoder is not None:
+        say(_model(encoder.settings | {"dim": dim or encoder.dim}))
+    say()
+    rows = [[name, *(f"{100 * value:.1f}" for value in r.measures.values())] for name, r in found.modes.items()]
+    table(["x 100", *result["measures"]], rows)
+    say()
+    say("seconds: " + ", ".join(f"{what.replace('_', ' ')} {took:.1f}" for what, took in found.seconds.items()))
+
+
+@verb
+def compare(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULT.json", help="What `evaluate --json` wrote, one or more.")
+    ],
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="M", help="One of those that `evaluate` shows.")
+    ] = "nDCG@10",
+    json: Json = None,
+) -> None:
+    """Tell whether results differ by more than chance.
+
+    Every pair is compared query by query (paired randomisation test); one file alone has its modes compared.
+
+    Example:  vicinal compare before.json after.json
+    """
+    from .evaluation import compare as compared
+
+    result = compared({str(path): _read_result(path) for path in results}, measure)
+    if _report(result, json):
+        rows = [
+            [
+                f"{pair['a']} - {pair['b']}",
+                f"{100 * pair['difference']:+.1f}",
+                f"{100 * pair['low']:+.1f} to {100 * pair['high']:+.1f}",
+                f"{pair['p']:.4f}",
+                f"{pair['p_holm']:.4f}",
+                f"{pair['queries']:,}",
+            ]
+            for pair in result["pairs"]
+        ]
+        table([f"{result['measure']} x 100", "difference", "95 % interval", "p", "p (Holm)", "queries"], rows)
+
+
+def _read_result(path: Path) -> Any:
+    try:
+        return json_format.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not JSON ({error}): expected a result that `vicinal evaluate --json FILE` wrote"
+        ) from None
+
+
+@verb
+def info(index: IndexFolder, json: Json = None) -> None:
+    """Show what an index holds, and how it was made.
+
+    Example:  vicinal info docs.vicinal
+    """
+    from .search import Index
+
+    found = Index.open(index).info()
+    if not _report(found, json):
+        return
+    model = found["model"]
+    say((str(index), "bold"), f": {_size(found['bytes'])}, format {found['format']}")
+    _say_counts(found["counts"], model and model["max_document_tokens"])
+    say(f"passages  {found['passages']:,}")
+    say(f"model     {_model(model) if model else 'of another library: its vectors were handed in'}")
+    if model:
+        say(f"tokens    {model['max_document_tokens']} of a document, {model['max_query_tokens']} of a query at most")
+    say(f"context   {found['context'] or 'null'}")
+    say(f"words     {found['lexical'] or 'none to search by'}")
+    say(f"text      {'not kept, so refused: ' + ', '.join(found['refused']) if found['refused'] else 'kept'}")
+
+
+@verb
+def verify(index: IndexFolder, json: Json = None, quiet: Quiet = False) -> None:
+    """Read every byte of an index, and name what was changed.
+
+    Exit code 0 says that it is whole; 2 that it is not, with a sentence for each damaged or missing file.
+
+    Example:  vicinal verify docs.vicinal
+    """
+    from .index import segments
+
+    problems = segments.verify(index, progress_on_stderr(quiet))
+    strangers = [] if problems else segments.strangers(index, segments.Manifest.read(index))
+    names = [str(path) for path in strangers]
+    result = {"index": str(index), "whole": not problems, "problems": problems, "strangers": names}
+    if _report(result, json) and not problems:
+        say((str(index), "bold"), " is whole: every byte is as it was written")
+        for name in names:
+            say(f"{name} is not part of the index: it is never read, and may be removed")
+    for problem in problems:
+        complain(f"error: {problem}")
+    if problems:
+        raise typer.Exit(2)
+
+
+@verb
+def export(
+    index: IndexFolder,
+    target: Annotated[
+        Path, typer.Option("-o", metavar="FILE", callback=_file_to_write, help="FILE.jsonl, or FILE.parquet.")
+    ],
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the documents of an index to a file.
+
+    .jsonl is a corpus again; .parquet holds their vectors too, truncated and normalised, as they are compared.
+
+    Example:  vicinal export docs.vicinal -o docs.parquet
+    """
+    from .search import Index
+
+    documents = Index.open(index).export(target, progress=progress_on_stderr(quiet))
+    if _report({"file": str(target), "documents": documents}, json) and not quiet:
+        say((str(target), "bold"), f": {documents:,} documents")
+
+
+@verb
+def models(json: Json = None) -> None:
+    """List the models that work without a network.
+
+    Example:  vicinal models
+    """
+    from .encoder import shipped
+
+    found = shipped()
+    listed = [{"name": m.name, "license": m.license, "bytes": m.bytes, "about": m.about} for m in found]
+    if _report({"models": listed, "default": DEFAULT_MODEL}, json):
+        table(
+            ["name", "licence", "size", "about"], [[m.name, m.license, _size(m.bytes), m.about] for m in found], text=4
+        )
+
+
+# --- How things are said.
+
+
+def _say_counts(counts: Mapping[str, Any], max_tokens: int | None) -> None:
+    """What became of the rows of a corpus, by the counts that an index keeps."""
+    from .documents import Counts
+
+    names = ("documents", "empty", "duplicated", "numbered", "skipped", "ignored_files")
+    rows = counts["documents"] + counts["duplicated"] + counts["skipped"]
+    say(str(Counts(rows=rows, **{name: counts[name] for name in names})))
+    if counts["cut"]:
+        say(f"{counts['cut']:,} are longer than {max_tokens} tokens: only the beginning of those was read")
+
+
+def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:
+    def noted(*remarks: tuple[str, str]) -> str:
+        said = [f"{counts[name]:,} {what}" for name, what in remarks if counts.get(name)]
+        return f" ({', '.join(said)})" if said else ""
+
+    left_out = "queries_empty", "queries_unjudged", "queries_without_positive"
+    queries = noted(*((name, name.removeprefix("queries_").replace("_", " ") + " left out") for name in left_out))
+    documents = noted(
+        ("empty", "empty"), ("cut", f"longer than {max_tokens} tokens"), ("judged_documents_absent", "absent")
+    )
+    return f"{counts['queries']:,} queries{queries}, {counts['documents']:,} documents{documents}"
+
+
+def _model(settings: Mapping[str, Any]) -> str:
+    return f"{settings['name']} ({settings['dim']} dimensions, {settings['precision']})"
+
+
+def _size(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def _snippet(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text[: 4 * SNIPPET_CHARACTERS].split())
+    return line if len(line) <= SNIPPET_CHARACTERS else f"{line[:SNIPPET_CHARACTERS].rsplit(' ', 1)[0]} ..."

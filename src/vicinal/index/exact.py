@@ -1,0 +1,97 @@
+"""Exact search: every row is compared with every query. The default engine, and the truth that others are held to.
+
+Raw vectors come in as blocks of rows (16 or 32 bit, often memory-mapped); what is compared is derived from them in the
+order that holds everywhere: truncate to `dim`, normalise. Only `CHUNK_ROWS` rows are derived at a time, so memory stays
+flat as the corpus grows. Products are summed in 64 bit and rounded to 32 once: so equal rows have equal scores wherever
+they stand, and a query's scores do not depend on how many others are asked with it, nor on the number of threads.
+
+>>> import torch
+>>> rows = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+>>> Exact([rows]).top(np.array([[1.0, 0.1]], dtype=np.float32), k=2).rows.tolist()
+[[0, 2]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+from ..vectors import checked_dim, final
+from .base import NO_ROW, Blocks, Floats, Ranking, Rows, best, merge
+
+CHUNK_ROWS = 4096
+SCORES_AT_ONCE = 1 << 24  # 64 MB of scores: more queries than fit are taken in turns
+NONE = np.zeros(0, dtype=np.int64)
+
+
+class Exact:
+    """Cosine similarity of raw query vectors with raw row vectors, both truncated to `dim`; `dead` rows are no hits."""
+
+    def __init__(self, blocks: Sequence[torch.Tensor], dim: int | None = None, dead: Rows = NONE) -> None:
+        self.raw = Blocks(blocks)
+        self.full_dim = int(self.raw.blocks[0].shape[1]) if len(self.raw) else None
+        self.dim = dim if self.full_dim is None else checked_dim(dim, self.full_dim)
+        self.dead = np.unique(dead)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def scores(self, queries: Floats) -> Floats:
+        """The score of every row: (queries, rows)."""
+        parts = [part for _, part in self._parts(queries)]
+        return np.concatenate([np.zeros((len(queries), 0), dtype=np.float32), *parts], axis=1)
+
+    def scores_at(self, queries: Floats, rows: Rows) -> Floats:
+        """The score of chosen rows, (queries, k); NO_ROW scores minus infinity."""
+        directions = self._directions(queries)
+        scores = np.full(rows.shape, -np.inf, dtype=np.float32)
+        for query, wanted in enumerate(rows):
+            alive = (wanted != NO_ROW) & ~np.isin(wanted, self.dead)
+            if alive.any():
+                scores[query, alive] = _products(directions[query : query + 1], self.vectors(wanted[alive]))
+        return scores
+
+    def top(self, queries: Floats, k: int) -> Ranking:
+        """The k best rows of every query, chunk by chunk."""
+        k = min(k, len(self))
+        step = max(1, SCORES_AT_ONCE // CHUNK_ROWS)
+        found = [self._top(queries[start : start + step], k) for start in range(0, len(queries), step)]
+        if not found:
+            return best(np.zeros((0, k), dtype=np.float32), k)
+        return Ranking(np.concatenate([part.rows for part in found]), np.concatenate([part.scores for part in found]))
+
+    def vectors(self, rows: Rows) -> torch.Tensor:
+        """The derived vectors of chosen rows."""
+        return final(self.raw.take(rows), self.dim)
+
+    def _top(self, queries: Floats, k: int) -> Ranking:
+        ranking = best(np.full((len(queries), k), -np.inf, dtype=np.float32), k)
+        for start, scores in self._parts(queries):
+            part = best(scores, k)
+            ranking = merge(ranking, Ranking(np.where(part.rows == NO_ROW, NO_ROW, part.rows + start), part.scores), k)
+        return ranking
+
+    def _parts(self, queries: Floats) -> Iterator[tuple[int, Floats]]:
+        """The scores of all rows, a chunk at a time, each chunk with the number of its first row."""
+        directions = self._directions(queries)
+        for start, raw in self.raw.parts(CHUNK_ROWS):
+            scores = _products(directions, final(raw, self.dim))
+            first, last = np.searchsorted(self.dead, [start, start + len(raw)])
+            scores[:, self.dead[first:last] - start] = -np.inf
+            yield start, scores
+
+    def _directions(self, queries: Floats) -> torch.Tensor:
+        if self.full_dim is not None and queries.shape[1] != self.full_dim:
+            raise InputError(
+                f"the rows hold {self.full_dim}-dim vectors, the query has {queries.shape[1]}: "
+                "was it encoded by another model? Encode it with the model that the rows were encoded with"
+            )
+        return final(torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)), self.dim)
+
+
+def _products(queries: torch.Tensor, rows: torch.Tensor) -> Floats:
+    products: Floats = (queries.double() @ rows.double().T).float().numpy()  # (queries, rows)
+    return products

@@ -1,0 +1,590 @@
+"""The command line's contract: verbs, flags, exit codes, what stands on which stream, the JSON that programs read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from pyarrow import parquet
+from typer.testing import CliRunner, Result
+
+import vicinal
+from vicinal import cli
+from vicinal.errors import CorpusError, DamagedIndex, InternalError, MissingExtra
+from vicinal.evaluation import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS
+from vicinal.search import MODES
+
+MODEL_FLAGS = {"--model", "--context", "--precision", "--device", "--max-document-tokens", "--max-query-tokens"}
+CONTRACT = {
+    "index": MODEL_FLAGS
+    | {"-o", "--engine", "--representations", "--no-text", "--overwrite", "--skip-bad-rows", "--language"}
+    | {"--json", "--quiet"},
+    "encode": MODEL_FLAGS | {"-o", "--as", "--dim", "--skip-bad-rows", "--json", "--quiet"},
+    "search": {"-k", "--mode", "--dim", "--json"},
+    "evaluate": MODEL_FLAGS | {"--mode", "--dim", "--split", "--language", "--json", "--quiet"},
+    "compare": {"--measure", "--json"},
+    "info": {"--json"},
+    "verify": {"--json", "--quiet"},
+    "export": {"-o", "--json", "--quiet"},
+    "models": {"--json"},
+}
+ROWS: list[dict[str, Any]] = [
+    {"id": "cats", "title": "On cats", "text": "Cats purr when they are content.", "year": 1987},
+    {"id": "stars", "text": "Stars shine at night, and by day nobody sees them.", "tags": ["sky", "été"]},
+    {"id": "rent", "title": "Rent", "text": "The tenant pays the rent on the first day of a month."},
+    {"id": "nothing", "text": "  "},
+]
+QUERIES = [{"_id": "q1", "text": "do cats purr"}, {"_id": "q2", "text": "who pays rent"}]
+QRELS = "query-id\tcorpus-id\tscore\nq1\tcats\t1\nq2\trent\t1\n"
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(*words: object) -> Result:
+    """Run a command line in this process."""
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def run_well(*words: object) -> Result:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refusal(*words: object, exit_code: int = 2) -> str:
+    """The one sentence on standard error that a command line is refused with."""
+    result = run(*words)
+    assert result.exit_code == exit_code, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    return lines[0].removeprefix("error: ")
+
+
+def start(*words: object) -> subprocess.Popen[bytes]:
+    """Start the program itself; Ctrl-C reaches it also where the tests run in the background of a shell."""
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from vicinal.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, *(word if isinstance(word, bytes) else str(word) for word in words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "docs.jsonl", ROWS)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index that tests only read."""
+    folder = tmp_path_factory.mktemp("built")
+    run_well("index", write_jsonl(folder / "docs.jsonl", ROWS), "--model", "tiny", "--precision", "fp32")
+    return folder / "docs.vicinal"
+
+
+@pytest.fixture(scope="session")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pets")
+    write_jsonl(folder / "corpus.jsonl", ROWS)
+    write_jsonl(folder / "queries.jsonl", QUERIES)
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text(QRELS, encoding="utf-8")
+    return folder
+
+
+# --- Verbs and flags.
+
+
+def flags_of(verb: str) -> set[str]:
+    command = typer.main.get_command(cli.app).commands[verb]  # type: ignore[attr-defined]
+    return {flag for p in command.params if p.param_type_name == "option" for flag in p.opts + p.secondary_opts}
+
+
+def test_the_verbs_are_those_of_the_contract() -> None:
+    assert set(typer.main.get_command(cli.app).commands) == set(CONTRACT)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("verb", CONTRACT)
+def test_the_flags_of_a_verb_are_those_of_the_contract(verb: str) -> None:
+    assert flags_of(verb) - {"--help"} == CONTRACT[verb]
+
+
+@pytest.mark.parametrize("verb", CONTRACT)
+def test_the_help_of_a_verb_names_every_flag_and_gives_an_example(verb: str) -> None:
+    told = run_well(verb, "--help").stdout
+    assert not [flag for flag in CONTRACT[verb] if not re.search(rf"^ +{flag}\b", told, re.MULTILINE)]
+    assert f"Example:  vicinal {verb}" in told
+
+
+def test_the_help_names_every_verb_in_a_whole_sentence() -> None:
+    told = run_well("--help").stdout
+    for verb in CONTRACT:
+        assert re.search(rf"^  {verb} +[A-Z].*[^.]\.$", told, re.MULTILINE), verb
+
+
+def test_the_version_is_told() -> None:
+    assert run_well("--version").stdout == f"vicinal {vicinal.__version__}\n"
+
+
+def test_what_does_not_exist_yet_never_pretends(built: Path) -> None:
+    for words in (
+        ["serve", built],
+        ["search", built, "cats", "--rerank", "tiny"],
+        ["search", built, "cats", "--funnel"],
+        ["index", "docs.jsonl", "--context-size", "128"],
+        ["evaluate", built, "--seeds", "3"],
+    ):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "No such" in result.stderr
+
+
+@pytest.mark.parametrize("context", ["own", "other.safetensors"])
+def test_a_context_is_refused_until_there_are_contexts(corpus: Path, collection: Path, context: str) -> None:
+    for words in (["index", corpus], ["encode", corpus, "-o", corpus.with_name("v.parquet")], ["evaluate", collection]):
+        assert f"--context {context} was asked for" in refusal(*words, "--context", context)
+    assert not corpus.with_name("docs.vicinal").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--engine", "hnsw"),
+        ("--representations", "dense,sparse"),
+        ("--precision", "int8"),
+        ("--language", "klingon"),
+        ("--device", "abacus"),
+        ("--model", "nonesuch"),
+        ("--max-document-tokens", "513"),
+    ],
+)
+def test_a_value_that_no_flag_knows_is_refused_and_leaves_nothing(corpus: Path, flag: str, value: str) -> None:
+    model = [] if flag == "--model" else ["--model", "tiny"]
+    assert value.split(",")[-1] in refusal("index", corpus, *model, flag, value)
+    assert list(corpus.parent.iterdir()) == [corpus] or not (corpus.parent / "docs.vicinal").exists()
+
+
+def test_the_defaults_of_evaluate_are_those_of_the_protocol(collection: Path) -> None:
+    result = json.loads(run_well("evaluate", collection, "--model", "tiny", "--json", "-").stdout)
+    model = result["settings"]["model"]
+    assert (model["max_document_tokens"], model["max_query_tokens"]) == (MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS)
+    assert tuple(result["settings"]["modes"]) == MODES
+
+
+# --- index
+
+
+def test_index_says_what_became_of_every_row(tmp_path: Path) -> None:
+    rows = [*ROWS, {"text": "no id"}, {"id": "cats", "text": "word " * 600}, {"id": "bad", "text": 7}]
+    corpus = write_jsonl(tmp_path / "docs.jsonl", rows)
+    told = run_well("index", corpus, "--model", "tiny", "--skip-bad-rows").stdout
+    assert "5 documents (1 empty) from 7 rows: 1 row replaced by a later one with the same id" in told
+    assert "1 row without an id, known by number, 1 row skipped" in told
+    assert "1 are longer than 512 tokens" in told
+
+
+def test_index_goes_beside_its_corpus_under_its_name(corpus: Path) -> None:
+    run_well("index", corpus, "--model", "tiny")
+    assert {path.name for path in corpus.parent.iterdir() if not path.name.startswith(".")} == {
+        "docs.jsonl",
+        "docs.vicinal",
+    }
+
+
+def test_the_same_again_says_so_and_something_else_needs_overwrite(corpus: Path) -> None:
+    index = corpus.with_name("docs.vicinal")
+    run_well("index", corpus, "--model", "tiny")
+    before = (index / "manifest.json").read_bytes()
+    assert "there already" in run_well("index", corpus, "--model", "tiny").stdout
+    assert "--overwrite" in refusal("index", corpus, "--model", "tiny", "--max-query-tokens", "32")
+    assert (index / "manifest.json").read_bytes() == before
+    run_well("index", corpus, "--model", "tiny", "--max-query-tokens", "32", "--overwrite")
+    assert json.loads(run_well("info", index, "--json", "-").stdout)["model"]["max_query_tokens"] == 32
+
+
+def test_a_bad_row_refuses_the_corpus_by_its_line_and_leaves_nothing(tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "docs.jsonl", [*ROWS, {"id": "bad"}])
+    said = refusal("index", corpus, "--model", "tiny")
+    assert "line 5" in said and "--skip-bad-rows" in said
+    assert not (tmp_path / "docs.vicinal").exists()
+
+
+def test_quiet_says_nothing(corpus: Path) -> None:
+    vectors = corpus.with_name("v.parquet")
+    index = corpus.with_name("docs.vicinal")
+    for words in (
+        ["index", corpus, "--model", "tiny"],
+        ["encode", corpus, "-o", vectors, "--model", "tiny"],
+        ["export", index, "-o", corpus.with_name("out.jsonl")],
+    ):
+        assert run_well(*words, "--quiet").output == ""
+
+
+def test_a_moved_index_gives_the_same_hits(built: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(built, tmp_path / "elsewhere")
+    first, second = (run_well("search", index, "who pays rent", "--json", "-").stdout for index in (built, moved))
+    assert first == second
+
+
+def test_an_index_without_text_names_the_verbs_that_it_refuses(corpus: Path) -> None:
+    index = corpus.with_name("docs.vicinal")
+    run_well("index", corpus, "--model", "tiny", "--no-text")
+    assert "not kept, so refused: export" in run_well("info", index).stdout
+    assert "--no-text" in refusal("export", index, "-o", corpus.with_name("out.jsonl"))
+    hit = json.loads(run_well("search", index, "do cats purr", "--mode", "bm25", "--json", "-").stdout)["hits"][0]
+    assert (hit["id"], hit["title"], hit["text"], hit["metadata"]) == ("cats", "", "", {"year": 1987})
+    assert b"purr when" not in b"".join(path.read_bytes() for path in index.rglob("*") if path.is_file())
+
+
+# --- search
+
+
+def test_search_json_is_the_contract_s(built: Path) -> None:
+    result = json.loads(run_well("search", built, "do cats purr", "-k", "2", "--json", "-").stdout)
+    assert set(result) == {"query", "hits", "settings"}
+    assert result["query"] == "do cats purr"
+    assert len(result["hits"]) == 2
+    first = result["hits"][0]
+    assert set(first) == {"id", "score", "title", "text", "span", "metadata"}
+    assert (first["id"], first["title"], first["metadata"]) == ("cats", "On cats", {"year": 1987})
+    assert first["text"] == ROWS[0]["text"] and first["span"] == [0, len(ROWS[0]["text"])]
+    assert result["settings"] | {"model": "tiny", "mode": "dense", "k": 2, "dim": 64} == result["settings"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_query_gives_the_same_bytes(built: Path, mode: str) -> None:
+    words = ["search", built, "the day and the night", "--mode", mode, "--json", "-"]
+    assert run_well(*words).stdout_bytes == run_well(*words).stdout_bytes
+
+
+def test_the_command_line_finds_what_the_library_finds(built: Path) -> None:
+    hits = json.loads(run_well("search", built, "rent", "--dim", "16", "--json", "-").stdout)["hits"]
+    found = vicinal.Index.open(built).search("rent", dim=16)
+    assert [(hit["id"], hit["score"]) for hit in hits] == [(hit.id, hit.score) for hit in found]
+
+
+def test_an_empty_document_is_never_a_hit_and_more_hits_than_documents_are_no_mistake(built: Path) -> None:
+    hits = json.loads(run_well("search", built, "anything", "-k", 10**12, "--json", "-").stdout)["hits"]
+    assert {hit["id"] for hit in hits} == {"cats", "stars", "rent"}
+
+
+def test_no_hits_are_no_mistake(built: Path) -> None:
+    assert run_well("search", built, "xyzzy", "--mode", "bm25").stdout == "no hits\n"
+
+
+@pytest.mark.parametrize("query", ["", "  \n", "\udcff"])
+def test_a_query_that_is_no_text_is_refused(built: Path, query: str) -> None:
+    for mode in MODES:
+        assert "query" in refusal("search", built, query, "--mode", mode)
+
+
+@pytest.mark.parametrize("query", ["cats\0purr", "\0", "purr " * 100_000, "\x1b[31m", "?", "🦇", "-- --"])
+def test_an_odd_query_is_answered(built: Path, query: str) -> None:
+    for mode in MODES:
+        run_well("search", built, "--mode", mode, "--", query)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-k", "0"], "-k 0"),
+        (["--dim", "65"], "--dim 65"),
+        (["--dim", "16", "--mode", "bm25"], "--dim 16"),
+        (["--mode", "sparse"], "dense, bm25, dense+bm25"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(built: Path, words: list[str], said: str) -> None:
+    assert said in refusal("search", built, "cats", *words)
+
+
+def test_documents_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    wicked = "\x1b]0;title\x07\x1b[2J [bold]x[/bold] \r\b\x9b31m \u202egnp.exe"
+    rows = [{"id": f"id {wicked}", "title": f"title\n{wicked}", "text": f"text {wicked}", "key": wicked}]
+    run_well("index", write_jsonl(tmp_path / "docs.jsonl", rows), "--model", "tiny")
+    told = run_well("search", tmp_path / "docs.vicinal", "title").stdout
+    assert "[bold]x[/bold]" in told
+    assert len(told.splitlines()) == 2
+    assert not [c for c in told if not c.isprintable() and c != "\n"]
+    hit = json.loads(run_well("search", tmp_path / "docs.vicinal", "title", "--json", "-").stdout)["hits"][0]
+    assert hit["id"] == rows[0]["id"], "JSON is for programs: it holds what the corpus holds"
+
+
+# --- encode and export
+
+
+def read_vectors(path: Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
+    table = parquet.read_table(path)
+    vectors = np.array(table["vector"].to_pylist(), dtype=np.float32)
+    return table["id"].to_pylist(), vectors, json.loads(table.schema.metadata[b"vicinal"])
+
+
+@pytest.mark.parametrize("role", ["document", "query"])
+def test_encode_writes_what_the_library_gives(corpus: Path, tiny: vicinal.Encoder, role: str) -> None:
+    target = corpus.with_name("v.parquet")
+    target.write_bytes(b"what stood there is replaced")
+    run_well("encode", corpus, "-o", target, "--as", role, "--model", "tiny", "--precision", "fp32", "--dim", "16")
+    ids, vectors, about = read_vectors(target)
+    texts = ["On cats Cats purr when they are content.", ROWS[1]["text"], f"Rent {ROWS[2]['text']}"]
+    same = (tiny.encode_documents if role == "document" else tiny.encode_queries)(texts, dim=16).dense
+    assert ids == ["cats", "stars", "rent", "nothing"]
+    np.testing.assert_allclose(vectors[:3], same, atol=1e-6)
+    assert not vectors[3].any(), "an empty document is never near anything"
+    assert (about["role"], about["dim"], about["model"]) == (role, 16, tiny.settings)
+
+
+def test_encode_refuses_and_leaves_nothing(corpus: Path) -> None:
+    target = corpus.with_name("v.parquet")
+    assert "'answer'" in refusal("encode", corpus, "-o", target, "--model", "tiny", "--as", "answer")
+    assert ".parquet" in refusal("encode", corpus, "-o", corpus.with_name("v.npy"), "--model", "tiny")
+    assert "the corpus itself" in refusal("encode", corpus, "-o", corpus, "--model", "tiny")
+    assert list(corpus.parent.iterdir()) == [corpus]
+
+
+def test_what_export_writes_is_the_same_corpus(built: Path, tmp_path: Path) -> None:
+    run_well("export", built, "-o", tmp_path / "out.jsonl")
+    original = vicinal.Corpus.read(built.with_name("docs.jsonl"))
+    assert vicinal.Corpus.read(tmp_path / "out.jsonl").fingerprint() == original.fingerprint()
+
+
+def test_exported_vectors_make_the_same_index(built: Path, tmp_path: Path, tiny: vicinal.Encoder) -> None:
+    run_well("export", built, "-o", tmp_path / "out.parquet")
+    ids, vectors, about = read_vectors(tmp_path / "out.parquet")
+    assert ids == ["cats", "stars", "rent", "nothing"] and not vectors[3].any()
+    np.testing.assert_allclose(np.linalg.norm(vectors[:3], axis=1), 1, atol=1e-6)
+    assert about["model"] == tiny.settings
+    row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert (row["title"], row["text"], row["metadata"]) == ("On cats", ROWS[0]["text"], '{"year":1987}')
+    query = tiny.encode_queries(["who pays rent"]).dense[0]
+    copied = vicinal.Index.from_vectors(tmp_path / "copy.vicinal", ids, vectors).search_vector(query)
+    found = vicinal.Index.open(built).search("who pays rent")
+    assert [hit.id for hit in copied] == [hit.id for hit in found]
+    np.testing.assert_allclose([h.score for h in copied], [h.score for h in found], atol=1e-3)
+
+
+def test_nothing_is_exported_into_an_index(built: Path) -> None:
+    assert "inside the index" in refusal("export", built, "-o", built / "out.jsonl")
+
+
+# --- info, verify, models
+
+
+def test_info_json_is_the_contract_s(built: Path) -> None:
+    told = json.loads(run_well("info", built, "--json", "-").stdout)
+    assert {"documents", "passages", "dim", "model", "context", "segments", "bytes", "format"} <= set(told)
+    assert (told["documents"], told["passages"], told["dim"], told["context"]) == (4, 3, 64, None)
+    assert told["model"]["name"] == "tiny"
+    text = run_well("info", built).stdout
+    assert "4 documents (1 empty)" in text and "tiny (64 dimensions, fp32)" in text
+
+
+def test_verify_says_that_an_index_is_whole_and_names_strangers(built: Path, tmp_path: Path) -> None:
+    index = shutil.copytree(built, tmp_path / "copy")
+    (index / "stranger.txt").write_text("not ours", encoding="utf-8")
+    told = run_well("verify", index).stdout
+    assert "is whole" in told and "stranger.txt is not part of the index" in told
+    result = json.loads(run_well("verify", index, "--json", "-").stdout)
+    assert result["whole"] and result["problems"] == [] and result["strangers"] == [str(index / "stranger.txt")]
+
+
+def test_verify_says_a_sentence_for_each_damaged_file(built: Path, tmp_path: Path) -> None:
+    index = shutil.copytree(built, tmp_path / "copy")
+    documents, rows = (next(index.rglob(name)) for name in ("documents.sqlite", "dense-000000.safetensors"))
+    documents.unlink()
+    content = bytearray(rows.read_bytes())
+    content[-1] ^= 1
+    rows.write_bytes(content)
+    result = run("verify", index, "--json", "-")
+    assert result.exit_code == 2
+    assert not json.loads(result.stdout)["whole"]
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
+    assert {name for name in ("documents.sqlite", "dense-000000.safetensors") for line in lines if name in line} == {
+        "documents.sqlite",
+        "dense-000000.safetensors",
+    }
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "search", "export"])
+def test_what_is_no_index_is_refused_by_every_verb(tmp_path: Path, verb: str) -> None:
+    more = {"search": ["cats"], "export": ["-o", tmp_path / "out.jsonl"]}.get(verb, [])
+    assert "there is no index" in refusal(verb, tmp_path / "nowhere", *more)
+
+
+def test_models_lists_the_default_and_every_shipped_one() -> None:
+    told = json.loads(run_well("models", "--json", "-").stdout)
+    assert {model["name"] for model in told["models"]} >= {told["default"], "tiny"}
+    assert all(set(model) == {"name", "license", "bytes", "about"} for model in told["models"])
+    assert cli.DEFAULT_MODEL in run_well("models").stdout
+
+
+# --- evaluate and compare
+
+
+def test_evaluate_json_is_the_contract_s(collection: Path) -> None:
+    words = ["evaluate", collection, "--model", "tiny", "--mode", "bm25", "--mode", "dense", "--json", "-"]
+    result = json.loads(run_well(*words).stdout)
+    assert {"measures", "modes", "per_query", "context", "seconds", "settings"} <= set(result)
+    assert list(result["modes"]) == ["bm25", "dense"]
+    assert result["measures"] == result["modes"]["bm25"]["measures"], "the first mode's"
+    assert result["measures"]["nDCG@10"] == 1.0, "a fraction of 1"
+    assert result["per_query"]["nDCG@10"] == {"q1": 1.0, "q2": 1.0}
+
+
+def test_evaluate_shows_a_table_of_hundredths(collection: Path) -> None:
+    told = run_well("evaluate", collection, "--model", "tiny").stdout
+    assert re.search(r"^x 100 +nDCG@10 +MRR@10", told, re.MULTILINE)
+    assert re.search(r"^bm25 +100\.0 ", told, re.MULTILINE)
+    assert "2 queries, 4 documents (1 empty)" in told and "seconds: " in told
+
+
+def test_words_alone_need_no_model(collection: Path) -> None:
+    run_well("evaluate", collection, "--mode", "bm25", "--model", "nonesuch")
+
+
+def test_compare_json_is_the_contract_s(collection: Path, tmp_path: Path) -> None:
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    run_well("evaluate", collection, "--mode", "bm25", "--json", a)
+    run_well("evaluate", collection, "--mode", "dense", "--model", "tiny", "--json", b)
+    result = json.loads(run_well("compare", a, b, "--measure", "map", "--json", "-").stdout)
+    assert result["measure"] == "MAP"
+    (pair,) = result["pairs"]
+    assert {"a", "b", "difference", "p", "queries"} <= set(pair)
+    assert (pair["a"], pair["b"], pair["queries"]) == (str(a), str(b), 2)
+    assert "95 % interval" in run_well("compare", a, b).stdout
+
+
+def test_compare_refuses_what_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{", encoding="utf-8")
+    assert "not JSON" in refusal("compare", path, path)
+    path.write_text("[]", encoding="utf-8")
+    assert "vicinal evaluate" in refusal("compare", path, path)
+    assert "nowhere.json" in refusal("compare", tmp_path / "nowhere.json")
+
+
+# --- --json
+
+
+def test_json_to_a_file_replaces_it_and_leaves_the_screen_to_people(built: Path, tmp_path: Path) -> None:
+    target = tmp_path / "hits.json"
+    target.write_text("old", encoding="utf-8")
+    told = run_well("search", built, "cats", "--json", target).stdout
+    assert "On cats" in told
+    assert target.read_text(encoding="utf-8") == run_well("search", built, "cats", "--json", "-").stdout
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_json_that_could_not_be_written_is_refused_before_any_work(built: Path, tmp_path: Path) -> None:
+    for target in (tmp_path, tmp_path / "no folder" / "hits.json", Path("/dev/null")):
+        if target.exists() or not target.parent.exists():
+            result = run("search", built, "cats", "--json", target)
+            assert result.exit_code == 2 and "--json" in result.stderr and not result.stdout
+
+
+def test_json_keeps_every_letter_whatever_the_terminal_can_show(built: Path) -> None:
+    runner = CliRunner(charset="latin-1")
+    result = runner.invoke(cli.app, ["search", str(built), "night", "--mode", "bm25", "--json", "-"])
+    assert json.loads(result.stdout_bytes.decode("utf-8"))["hits"][0]["metadata"] == {"tags": ["sky", "été"]}
+
+
+# --- How it ends.
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CorpusError("one sentence"), 2, "error: one sentence"),
+        (DamagedIndex("restore it"), 2, "error: restore it"),
+        (MissingExtra("ann", "a graph"), 2, "error: a graph needs the extra 'ann'"),
+        (OSError(28, "No space left on device"), 2, "error: the disk is full"),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: no permission"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
+        (cli.Terminated(), 143, "interrupted"),
+        (BrokenPipeError(), 141, ""),
+        (InternalError("broken promise"), 1, "a bug of vicinal"),
+        (ZeroDivisionError("division by zero"), 1, "a bug of vicinal"),
+    ],
+)
+def test_every_ending_has_its_exit_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as stop, cli.ended():
+        raise error
+    told = capsys.readouterr().err
+    assert stop.value.exit_code == code
+    assert said in told and bool(told) == bool(said)
+    assert ("Traceback" in told) == (code == 1)
+
+
+def test_errors_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), cli.ended():
+        raise CorpusError("a\x1b[2Jb\nerror: forged")
+    assert capsys.readouterr().err == "error: a�[2Jb error: forged\n"
+
+
+def test_bytes_that_are_no_text_are_refused_in_a_sentence() -> None:
+    program = start("search", "docs.vicinal", b"\xff\xfe")
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 2 and not out
+    assert err.startswith(b"error: argument 3") and err.count(b"\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_index_goes_on_when_run_again(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    rows = [{"text": f"document {n} " + "about this and that " * 4} for n in range(2000)]
+    words = ["index", write_jsonl(tmp_path / "docs.jsonl", rows), "--model", "tiny", "--precision", "fp32"]
+    program = start(*words)
+    partial = tmp_path / ".docs.vicinal.partial"
+    while not (partial / "index").exists():  # from here on, there is something to take up
+        assert program.poll() is None, program.communicate()
+        time.sleep(0.01)
+    program.send_signal(number)
+    _, err = program.communicate(timeout=120)
+    assert (program.returncode, err) == (code, b"interrupted; run the same command again to go on\n")
+    assert not (tmp_path / "docs.vicinal").exists() and partial.exists()
+    assert "2,000 documents" in run_well(*words).stdout
+    run_well("verify", tmp_path / "docs.vicinal")
+    assert not partial.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes and /dev/full are POSIX's")
+def test_a_closed_pipe_is_quiet_and_a_full_disk_is_said() -> None:
+    with start("models") as program:
+        assert program.stdout is not None and program.stderr is not None
+        program.stdout.close()
+        assert (program.stderr.read(), program.wait(timeout=60)) == (b"", 141)
+    if Path("/dev/full").exists():
+        command = [sys.executable, "-m", "vicinal", "models"]
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert (
+            done.returncode == 2
+            and done.stderr.startswith(b"error: the disk is full")
+            and done.stderr.count(b"\n") == 1
+        )
+
+
+def test_help_is_there_at_once(record_property: Any) -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "vicinal", "--help"], stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - began
+
+    best = min(seconds() for _ in range(3))
+    record_property("help_seconds", round(best, 3))
+    assert best < 0.5, f"{best:.2f} s"
