@@ -25,6 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"tests skipped: {len(terminalreporter.stats.get('skipped', []))}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_caches].cleanup()
 

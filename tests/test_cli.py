@@ -108,6 +108,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # --- Verbs and flags.
 
+PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+
 
 def flags_of(verb: str) -> set[str]:
     command = typer.main.get_command(cli.app).commands[verb]  # type: ignore[attr-defined]
@@ -130,10 +132,27 @@ def test_the_help_of_a_verb_names_every_flag_and_gives_an_example(verb: str) -> 
     assert f"Example:  vicinal {verb}" in told
 
 
+@pytest.mark.parametrize("verb", CONTRACT)
+def test_the_page_has_a_section_for_each_verb_with_every_flag_and_an_example(verb: str) -> None:
+    section = re.search(rf"^## {verb}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert not [flag for flag in CONTRACT[verb] if not re.search(rf"`{flag}[` ]", section[1])]
+    assert f"$ vicinal {verb} " in section[1] or f"$ vicinal {verb}\n" in section[1]
+
+
+def test_the_page_names_no_verb_and_no_flag_that_is_not_there() -> None:
+    assert set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)) == set(CONTRACT)
+    assert set(re.findall(r"(?<![\w-])--\w[\w-]*", PAGE)) <= set().union(*CONTRACT.values(), {"--help", "--version"})
+
+
 def test_the_help_names_every_verb_in_a_whole_sentence() -> None:
     told = run_well("--help").stdout
     for verb in CONTRACT:
         assert re.search(rf"^  {verb} +[A-Z].*[^.]\.$", told, re.MULTILINE), verb
+
+
+def test_the_modes_that_the_help_names_are_those_of_the_library() -> None:
+    assert "|".join(MODES) == cli.MODE_NAMES
 
 
 def test_the_version_is_told() -> None:
@@ -194,7 +213,7 @@ def test_index_says_what_became_of_every_row(tmp_path: Path) -> None:
     told = run_well("index", corpus, "--model", "tiny", "--skip-bad-rows").stdout
     assert "5 documents (1 empty) from 7 rows: 1 row replaced by a later one with the same id" in told
     assert "1 row without an id, known by number, 1 row skipped" in told
-    assert "1 are longer than 512 tokens" in told
+    assert "longer than 512 tokens: 1, " in told
 
 
 def test_index_goes_beside_its_corpus_under_its_name(corpus: Path) -> None:
@@ -273,7 +292,8 @@ def test_the_same_query_gives_the_same_bytes(built: Path, mode: str) -> None:
 
 def test_the_command_line_finds_what_the_library_finds(built: Path) -> None:
     hits = json.loads(run_well("search", built, "rent", "--dim", "16", "--json", "-").stdout)["hits"]
-    found = vicinal.Index.open(built).search("rent", dim=16)
+    with vicinal.Index.open(built) as index:
+        found = index.search("rent", dim=16)
     assert [(hit["id"], hit["score"]) for hit in hits] == [(hit.id, hit.score) for hit in found]
 
 
@@ -323,6 +343,11 @@ def test_documents_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert hit["id"] == rows[0]["id"], "JSON is for programs: it holds what the corpus holds"
 
 
+def test_what_a_search_did_not_use_is_not_in_its_settings(built: Path) -> None:
+    settings = json.loads(run_well("search", built, "cats", "--mode", "bm25", "--json", "-").stdout)["settings"]
+    assert (settings["mode"], settings["model"], settings["dim"]) == ("bm25", None, None)
+
+
 # --- encode and export
 
 
@@ -369,8 +394,11 @@ def test_exported_vectors_make_the_same_index(built: Path, tmp_path: Path, tiny:
     row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
     assert (row["title"], row["text"], row["metadata"]) == ("On cats", ROWS[0]["text"], '{"year":1987}')
     query = tiny.encode_queries(["who pays rent"]).dense[0]
-    copied = vicinal.Index.from_vectors(tmp_path / "copy.vicinal", ids, vectors).search_vector(query)
-    found = vicinal.Index.open(built).search("who pays rent")
+    with (
+        vicinal.Index.from_vectors(tmp_path / "copy.vicinal", ids, vectors) as copy,
+        vicinal.Index.open(built) as index,
+    ):
+        copied, found = copy.search_vector(query), index.search("who pays rent")
     assert [hit.id for hit in copied] == [hit.id for hit in found]
     np.testing.assert_allclose([h.score for h in copied], [h.score for h in found], atol=1e-3)
 
@@ -515,6 +543,7 @@ def test_json_keeps_every_letter_whatever_the_terminal_can_show(built: Path) -> 
         (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
         (cli.Terminated(), 143, "interrupted"),
         (BrokenPipeError(), 141, ""),
+        (MemoryError("12 TiB"), 2, "error: the memory is full"),
         (InternalError("broken promise"), 1, "a bug of vicinal"),
         (ZeroDivisionError("division by zero"), 1, "a bug of vicinal"),
     ],

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 ROWS: list[Row] = [
     {"id": "a", "title": "On bats", "text": "They sleep by day.", "kind": "mammal"},
     {"id": "b", "title": "", "text": 'a "quoted", comma\tand tab', "kind": ""},
-    {"id": "c", "title": "lines", "text": "one\ntwo\r\nthree\rfour\u2028five", "kind": "ﬁ ligature"},
+    {"id": "c", "title": "lines", "text": "one\ntwo\r\nthree\rfour\u2028five\n\ufeffsix", "kind": "ﬁ ligature"},
     {"id": "a", "title": "On bats", "text": "They hang by their feet.", "kind": "mammal"},
     {"id": "d", "title": "", "text": "", "kind": "NUL \0 and emoji 🦇"},
 ]
@@ -313,11 +313,21 @@ def test_what_is_neither_a_path_nor_rows_is_refused_at_the_door(source: Any) -> 
 
 
 def test_a_folder_of_texts_is_read_in_one_order_with_paths_as_ids(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/z.md", "a/b/c.markdown", "a.TXT", ".hidden.txt", ".git/x.md", "picture.png", "a/data.csv"):
+    for name in (
+        "c/y.md",
+        "b.txt",
+        "a/z.md",
+        "a/b/c.markdown",
+        "a.TXT",
+        ".hidden.txt",
+        ".git/x.md",
+        "picture.png",
+        "a/data.csv",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\xef\xbb\xbfone\r\ntwo")
     corpus = Corpus.read(tmp_path)
-    assert [document.id for document in corpus] == ["a.TXT", "b.txt", "a/z.md", "a/b/c.markdown"]
+    assert [document.id for document in corpus] == ["a.TXT", "b.txt", "a/z.md", "a/b/c.markdown", "c/y.md"]
     assert {document.text for document in corpus} == {"one\ntwo"}
     assert corpus.counts.ignored_files == 2
 
@@ -538,18 +548,28 @@ def test_a_value_of_json_stays_what_it_is(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["x" * 60, "x" * 30 + "\n" + "y" * 30, '"' + "x\n" * 40], ids=["line", "field", "open"]
+    "row",
+    ["a," + "x" * 60, "x" * 30 + "," + "y" * 30, 'a,"' + "x" * 30 + "\n" + "y" * 30 + '"', 'a,"' + "x\n" * 40],
+    ids=["field", "line", "quoted field", "field that is never closed"],
 )
+@pytest.mark.parametrize("skip", [False, True])
 def test_a_table_over_the_limit_is_never_cut_in_silence(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row: str, skip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rooms, "ROW_BYTES", 50)
-    path = written(tmp_path, "docs.csv", f'text\na\n"{content}"\nb\n'.encode())
-    with pytest.raises(CorpusError, match=r"longer than 50 bytes|field limit|--skip-bad-rows"):
-        len(Corpus.read(path))
-    if not content.startswith('"'):
-        with pytest.raises(CorpusError):
-            len(Corpus.read(path, skip_bad_rows=True))
+    path = written(tmp_path, "docs.csv", f"id,text\na,a\n{row}\nb,b\n".encode())
+    with pytest.raises(CorpusError, match=r"line 3 (is longer than 50 bytes|is not .* field limit)"):
+        len(Corpus.read(path, skip_bad_rows=skip))
+
+
+def test_a_file_without_permission_is_refused_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = written(tmp_path, "docs.jsonl", as_jsonl(ROWS))
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CorpusError, match=r"docs.jsonl cannot be read: no permission"):
+        Corpus.read(path)
 
 
 def test_a_disk_error_on_the_way_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

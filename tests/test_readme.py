@@ -66,7 +66,7 @@ def is_shown(expected: str, output: str) -> bool:
     found = re.fullmatch(pattern, output.strip(), re.DOTALL)
     fractions = [word for word in words if FRACTION.fullmatch(word)]
     return found is not None and all(
-        math.isclose(float(printed), float(shown), rel_tol=0.01, abs_tol=10.0 ** -len(shown.partition(".")[2]))
+        math.isclose(float(printed), float(shown), rel_tol=0.01, abs_tol=1.01 * 0.1 ** len(shown.partition(".")[2]))
         for printed, shown in zip(found.groups(), fractions, strict=True)
     )
 

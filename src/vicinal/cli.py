@@ -89,16 +89,23 @@ def ended() -> Iterator[None]:
         _let_go_of_stdout()
         raise typer.Exit(141) from None  # as SIGPIPE ends other programs, `| head` being no mistake of anybody's
     except Exception as error:
-        if isinstance(error, OSError):
-            complain(f"error: {files.explain(error)}")
-            _let_go_of_stdout()
-        elif isinstance(error, VicinalError) and not isinstance(error, InternalError):
-            complain(f"error: {error}")
-        else:
-            traceback.print_exc()
-            complain(f"error: this is a bug of vicinal {__version__}, not yours: please report it with the lines above")
-            raise typer.Exit(1) from None
-        raise typer.Exit(2) from None
+        _let_go_of_stdout()
+        if sentence := _sentence(error):
+            complain(f"error: {sentence}")
+            raise typer.Exit(2) from None
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+        complain(f"error: this is a bug of vicinal {__version__}, not yours: please report it with the lines above")
+        raise typer.Exit(1) from None
+
+
+def _sentence(error: Exception) -> str:
+    """What a user can do about an error; nothing where it is a bug."""
+    if isinstance(error, OSError):
+        return files.explain(error)
+    if isinstance(error, MemoryError):
+        return f"the memory is full ({error}): end other programs, or take a machine that has more"
+    return str(error) if isinstance(error, VicinalError) and not isinstance(error, InternalError) else ""
 
 
 def _let_go_of_stdout() -> None:
@@ -181,7 +188,7 @@ QueryTokens = Annotated[
     ),
 ]
 Dim = Annotated[int | None, typer.Option("--dim", metavar="N", show_default="all", help="Use the first N dimensions.")]
-Mode = "dense|bm25|dense+bm25"
+MODE_NAMES = "dense|bm25|dense+bm25"
 Language = Annotated[
     str, typer.Option("--language", metavar="L", help="How words are stemmed: auto, none, english, german, ...")
 ]
@@ -264,7 +271,7 @@ def index(
         max_query_tokens=max_query_tokens,
     )
     start = time.monotonic()
-    built = Index.build(
+    with Index.build(
         target,
         encoder,
         source,
@@ -272,13 +279,12 @@ def index(
         keep_text=not no_text,
         language=language,
         progress=progress_on_stderr(quiet),
-    )
-    seconds = round(time.monotonic() - start, 3)
-    found = built.info()
-    result = {"index": str(target), "is_new": built.is_new, "seconds": seconds, **found}
-    if not _report(result, json) or quiet:
+    ) as built:
+        seconds = round(time.monotonic() - start, 3)
+        is_new, found = built.is_new, built.info()
+    if not _report({"index": str(target), "is_new": is_new, "seconds": seconds, **found}, json) or quiet:
         return
-    if built.is_new:
+    if is_new:
         _say_counts(found["counts"], encoder.max_document_tokens)
         say((str(target), "bold"), f": {_size(found['bytes'])}, {_model(found['model'])}, {duration(seconds)}")
     else:
@@ -338,7 +344,7 @@ def search(
     index: IndexFolder,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     k: Annotated[int, typer.Option("-k", metavar="K", help="How many hits.")] = 10,
-    mode: Annotated[str, typer.Option("--mode", metavar=Mode, help="What scores a document.")] = "dense",
+    mode: Annotated[str, typer.Option("--mode", metavar=MODE_NAMES, help="What scores a document.")] = "dense",
     dim: Dim = None,
     json: Json = None,
 ) -> None:
@@ -348,16 +354,11 @@ def search(
     """
     from .search import Index, as_json
 
-    opened = Index.open(index)
-    hits = opened.search(query, k, mode, dim)
-    known = opened.manifest
-    settings = {
-        "k": k,
-        "mode": mode,
-        "dim": dim or known.dim,
-        "model": known.encoder and known.encoder["name"],
-        "context": None,
-    }
+    settings: dict[str, Any] = {"k": k, "mode": mode, "model": None, "dim": None, "context": None}
+    with Index.open(index) as opened:
+        hits = opened.search(query, k, mode, dim)
+        if "dense" in mode:
+            settings |= {"model": opened.encoder.name, "dim": dim or opened.encoder.dim}
     if not _report({"query": query, "hits": [as_json(hit) for hit in hits], "settings": settings}, json):
         return
     for rank, hit in enumerate(hits, 1):
@@ -375,7 +376,7 @@ def evaluate(
     mode: Annotated[
         list[str] | None,
         typer.Option(
-            "--mode", metavar=Mode, show_default="each of them", help="What scores a document; may be repeated."
+            "--mode", metavar=MODE_NAMES, show_default="each of them", help="What scores a document; may be repeated."
         ),
     ] = None,
     dim: Dim = None,
@@ -481,7 +482,8 @@ def info(index: IndexFolder, json: Json = None) -> None:
     """
     from .search import Index
 
-    found = Index.open(index).info()
+    with Index.open(index) as opened:
+        found = opened.info()
     if not _report(found, json):
         return
     model = found["model"]
@@ -537,7 +539,8 @@ def export(
     """
     from .search import Index
 
-    documents = Index.open(index).export(target, progress=progress_on_stderr(quiet))
+    with Index.open(index) as opened:
+        documents = opened.export(target, progress=progress_on_stderr(quiet))
     if _report({"file": str(target), "documents": documents}, json) and not quiet:
         say((str(target), "bold"), f": {documents:,} documents")
 
@@ -569,7 +572,7 @@ def _say_counts(counts: Mapping[str, Any], max_tokens: int | None) -> None:
     rows = counts["documents"] + counts["duplicated"] + counts["skipped"]
     say(str(Counts(rows=rows, **{name: counts[name] for name in names})))
     if counts["cut"]:
-        say(f"{counts['cut']:,} are longer than {max_tokens} tokens: only the beginning of those was read")
+        say(f"longer than {max_tokens} tokens: {counts['cut']:,}, of which only the beginning is read")
 
 
 def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:

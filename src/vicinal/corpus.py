@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 from .documents import Counts, Document, DocumentStore, Fingerprint
-from .errors import CorpusError, InputError, VicinalError
+from .errors import CorpusError, InputError
 from .files import explain, remove
 from .progress import Progress, silent
 
@@ -425,7 +425,7 @@ def _parquet(path: Path, tally: Tally) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
-    with _reading(path, (pyarrow.ArrowException,)), path.open("rb") as file:
+    with _reading(path, (pyarrow.ArrowException, UnicodeDecodeError)), path.open("rb") as file:
         # Without these two, a group of rows lies in memory as a whole: measured, 250 MB for one of 180 MB against 70.
         parquet = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
         _checked_columns(path, parquet.schema_arrow.names)
@@ -564,8 +564,6 @@ def _reading(path: Path, damage: tuple[type[Exception], ...] = (EOFError, zlib.e
     """Turn what a library or the operating system says of a file into a sentence of ours."""
     try:
         yield
-    except VicinalError:
-        raise
     except damage as error:
         raise _damaged(path, error) from error
     except OSError as error:

@@ -8,7 +8,7 @@ may share it; documents and queries, whose limits differ, have a `Tokenizer` eac
 >>> tokenizer = Tokenizer.load(Path(str(files("vicinal") / "weights" / "tiny")), max_tokens=6)
 >>> tokens = tokenizer.read(["the terms", "the terms of the service may change at any time"])
 >>> [len(ids) for ids in tokens.ids], tokens.cut.tolist(), tokens.ends.tolist()
-([4, 6], [False, True], [9, 20])
+([4, 6], [False, True], [9, 16])
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHARACTERS_PER_TOKEN = (12, 64)
 
 @dataclass(frozen=True)
 class Tokens:
-    """What was read: `ids` of every text with special tokens, `ends` (characters that fitted), `cut` (were there more)."""
+    """What was read: `ids` with special tokens, `ends` (characters that fitted), `cut` (were there more)."""
 
     ids: list[list[int]]
     ends: np.ndarray  # int64 (texts,): len(text) where nothing was cut

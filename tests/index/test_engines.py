@@ -19,7 +19,7 @@ import torch
 
 from vicinal.index.base import NO_ROW, Blocks, Engine, Ranking, best, merge
 from vicinal.index.exact import Exact
-from vicinal.index.lexical import B, BM25, K1, Pooled
+from vicinal.index.lexical import BM25, K1, B, Pooled
 from vicinal.index.words import stop_words, term_by, words
 
 ROWS = 60
@@ -53,12 +53,10 @@ def exact(folder: Path, *, blocks: Sequence[int] = (ROWS,), dead: Sequence[int] 
 
 
 def cosines(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    def length(v: np.ndarray) -> float:
-        return math.sqrt(sum(x * x for x in v))
+    def dot(a: np.ndarray, b: np.ndarray) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
 
-    return np.array(
-        [[sum(a * b for a, b in zip(q, r, strict=True)) / (length(q) * length(r) or 1.0) for r in rows] for q in queries]
-    )
+    return np.array([[dot(q, r) / (math.sqrt(dot(q, q) * dot(r, r)) or 1.0) for r in rows] for q in queries])
 
 
 def bm25(folder: Path) -> Case:
@@ -78,7 +76,9 @@ def bm25_pooled(folder: Path, *, dead: Sequence[int] = ()) -> Case:
     truth = np.full((len(QUERIES), ROWS), -np.inf)
     live = [row for row in range(ROWS) if row not in dead]
     truth[:, live] = formula([TEXTS[row] for row in live])
-    return Case(Pooled(built, list(map(len, parts)), np.array(dead, dtype=np.int64)), QUERIES, truth, zero_is_no_hit=True)
+    return Case(
+        Pooled(built, list(map(len, parts)), np.array(dead, dtype=np.int64)), QUERIES, truth, zero_is_no_hit=True
+    )
 
 
 def formula(texts: Sequence[str]) -> np.ndarray:

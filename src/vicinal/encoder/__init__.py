@@ -1,9 +1,9 @@
 """Texts -> vectors.
 
-A model's folder becomes an `Encoder` (`load`), texts and their role become raw vectors (`encode_raw`), or final ones:
-truncated and normalised (`encode_documents`, `encode_queries`). The one idea: texts are sorted by length and laid end to
-end in batches of about `BATCH_TOKENS` tokens, so that a batch costs the same whatever it holds, and a text's vector does
-not depend on its neighbours.
+A model's folder becomes an `Encoder` (`load`), texts and their role become raw vectors (`encode_raw`), or final
+ones: truncated and normalised (`encode_documents`, `encode_queries`). The one idea: texts are sorted by length and
+laid end to end in batches of about `BATCH_TOKENS` tokens, so that a batch costs the same whatever it holds, and a
+text's vector does not depend on its neighbours.
 
 >>> encoder = load("tiny")
 >>> vectors = encoder.encode_documents(["cats purr", "stars shine"]).dense
@@ -13,8 +13,7 @@ not depend on its neighbours.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ ROLES = ("document", "query")
 
 @dataclass(frozen=True)
 class Raw:
-    """Vectors as the model gives them, before any truncation; `ends` says how many characters of each text were read."""
+    """Vectors as the model gives them, not truncated; `ends` says how many characters of each text were read."""
 
     vectors: Floats  # (texts, dim)
     ends: npt.NDArray[np.int64]  # (texts,)
@@ -75,13 +74,22 @@ class Encoder:
         self.pooling = recipe.pooling
         self.max_document_tokens, self.max_query_tokens = limits["document"], limits["query"]
         self._backbone, self._projections = backbone, list(projections)
-        self.dim: int = self._projections[-1].width if self._projections else backbone.dim
+        self.dim = backbone.dim
+        for projection in self._projections:
+            if projection.takes != self.dim:
+                raise ModelError(f"{name} projects {projection.takes} dimensions, but has {self.dim}: fetch it again")
+            self.dim = projection.width
         self._tokenizers = {
             role: Tokenizer.load(
                 recipe.backbone, prompt=recipe.prompts[role], max_tokens=limits[role], lower=recipe.lower
             )
             for role in ROLES
         }
+        if self._tokenizers["query"].highest_id >= backbone.vocabulary:
+            raise ModelError(
+                f"the tokenizer of {name} gives ids up to {self._tokenizers['query'].highest_id}, but its weights know "
+                f"{backbone.vocabulary} tokens: one of the two is another model's, so fetch it again"
+            )
 
     @property
     def device(self) -> str:
@@ -100,7 +108,7 @@ class Encoder:
             "max_query_tokens": self.max_query_tokens,
         }
 
-    def encode_documents(self, texts: Sequence[str], dim: int | None = None, progress: Progress = silent) -> Encoded:
+    def encode_documents(self, texts: Iterable[str], dim: int | None = None, progress: Progress = silent) -> Encoded:
         """Encode documents, each `(title + " " + text).strip()`.
 
         >>> load("tiny").encode_documents(["cats purr"], dim=16).dense.shape
@@ -108,17 +116,19 @@ class Encoder:
         """
         return self._encode(texts, "document", dim, progress)
 
-    def encode_queries(self, texts: Sequence[str], dim: int | None = None, progress: Progress = silent) -> Encoded:
+    def encode_queries(self, texts: Iterable[str], dim: int | None = None, progress: Progress = silent) -> Encoded:
         """Encode queries."""
         return self._encode(texts, "query", dim, progress)
 
-    def encode_raw(self, texts: Sequence[str], role: str, progress: Progress = silent) -> Raw:
-        """Encode texts as `role`, "document" or "query"; what the model gives, not normalised."""
-        if isinstance(texts, str):
-            raise InputError(f"one text was given ({texts[:40]!r}): expected a list of them, so put it into brackets")
+    def encode_raw(self, texts: Iterable[str], role: str, progress: Progress = silent) -> Raw:
+        """Encode texts as `role`, "document" or "query"; what the model gives, not normalised.
+
+        A text without any token, where a tokenizer adds none of its own, gives a vector of zeros.
+        """
         if role not in ROLES:
             raise InputError(f"there is no role {role!r}: texts are encoded as {' or as '.join(ROLES)}")
-        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        texts = _listed(texts)
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         ends = np.empty(len(texts), dtype=np.int64)
         cut = 0
         with progress(f"encoding {role}s", len(texts)) as advance:
@@ -129,11 +139,12 @@ class Encoder:
                 for batch in batches([len(ids) for ids in tokens.ids], BATCH_TOKENS.get(self.device, 4096)):
                     vectors[start + batch] = self._vectors([tokens.ids[i] for i in batch])
                     advance(len(batch))
+                advance(sum(not ids for ids in tokens.ids))
         return Raw(vectors, ends, cut)
 
-    def _encode(self, texts: Sequence[str], role: str, dim: int | None, progress: Progress) -> Encoded:
-        raw = self.encode_raw(texts, role, progress).vectors
-        return Encoded(final(torch.from_numpy(raw), checked_dim(dim, self.dim)).numpy())
+    def _encode(self, texts: Iterable[str], role: str, dim: int | None, progress: Progress) -> Encoded:
+        dim = checked_dim(dim, self.dim)
+        return Encoded(final(torch.from_numpy(self.encode_raw(texts, role, progress).vectors), dim).numpy())
 
     def _vectors(self, texts: Sequence[Sequence[int]]) -> Floats:
         with torch.inference_mode():
@@ -144,7 +155,7 @@ class Encoder:
             vectors: Floats = pooled.float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise ModelError(
-                f"the model {self.name} gives NaN or infinity in {self.precision}: try --precision fp32, or fetch it again"
+                f"{self.name} gives NaN or infinity in {self.precision}: try --precision fp32, or fetch the model again"
             )
         return vectors
 
@@ -166,11 +177,10 @@ def load(
     `precision` is auto, fp32 or bf16; auto is bf16 where the device computes in it natively. `pooling` (cls, mean,
     lasttoken) overrides what the folder says. Token limits default to the model's own.
     """
-    place = find(model)
-    recipe = read_recipe(place.folder)
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"there is no pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
-    recipe = recipe.with_pooling(pooling)
+    place = find(model)
+    recipe = read_recipe(place.folder).with_pooling(pooling)
     on = _device(device)
     chosen = _precision(precision, on)
     backbone = Backbone(recipe.backbone, device=on, dtype=PRECISIONS[chosen])
@@ -180,18 +190,16 @@ def load(
         "query": _limit("query", max_query_tokens, own, backbone.max_tokens),
     }
     projections = [Projection.load(part, on) for part in recipe.dense]
-    return Encoder(
-        place.name, place.source, backbone, recipe, projections, limits, _fingerprint(recipe, pooling), chosen
-    )
+    return Encoder(place.name, place.source, backbone, recipe, projections, limits, _fingerprint(recipe), chosen)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Positions sorted by length, longest first, cut where a batch holds `batch_tokens` tokens.
+    """Positions sorted by length, longest first, cut where a batch holds `batch_tokens` tokens; none of length 0.
 
-    >>> [batch.tolist() for batch in batches([3, 9, 3, 5], batch_tokens=10)]
-    [[1], [3, 0], [2]]
+    >>> [batch.tolist() for batch in batches([3, 9, 0, 3, 5], batch_tokens=10)]
+    [[1], [4, 0], [3]]
     """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")[: np.count_nonzero(lengths)]
     start, held = 0, 0
     for place, position in enumerate(order):
         if place > start and held + lengths[position] > batch_tokens:
@@ -224,27 +232,42 @@ def _precision(asked: str, device: torch.device) -> str:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether a device multiplies bf16 matrices natively; processors that only emulate it are slower than in fp32."""
+    """Whether a device multiplies bf16 matrices natively.
+
+    Others only emulate it, and are slower than in fp32. Among CPUs these are the ones with AVX512_BF16 (AMD from Zen 4,
+    Intel from Cooper Lake) or AMX; ARM's bf16 instructions were not measured, so there it is asked for by name.
+    """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so asked for by name: absent means no
-    return any(getattr(torch.cpu, name, bool)() for name in names)
+    # Private in older torch, where the mapping is not yet there; absent means no.
+    known = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
+    older = [getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(older) or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def _listed(texts: Iterable[str]) -> Sequence[str]:
+    """Any iterable of texts, as what has a length and parts."""
+    if isinstance(texts, str | bytes):
+        raise InputError(f"one text was given ({texts[:40]!r}): expected a list of them, so put it into brackets")
+    try:
+        return texts if isinstance(texts, list | tuple) else list(texts)
+    except TypeError:
+        raise InputError(f"texts are of type {type(texts).__name__}; expected a list of str") from None
 
 
 def _limit(role: str, asked: int | None, own: int, most: int) -> int:
     if asked is not None and asked > most:
-        raise InputError(f"--max-{role}-tokens {asked} was asked for, but the model has positions for {most}: choose less")
+        raise InputError(f"--max-{role}-tokens {asked} was asked for, but the model has {most} positions: choose less")
     if asked is not None and asked < 1:
         raise InputError(f"--max-{role}-tokens {asked} was asked for: expected 1 to {most}")
     return own if asked is None else asked
 
 
-def _fingerprint(recipe: Recipe, pooling: str | None) -> str:
-    """A hash of every byte that shapes a vector: weights, configuration, tokenizer, recipe."""
+def _fingerprint(recipe: Recipe) -> str:
+    """A hash of all that shapes a vector: weights, configuration and tokenizer as bytes, and what the recipe says."""
     parts = [recipe.backbone / "config.json", recipe.backbone / "tokenizer.json", *weight_files(recipe.backbone)]
     parts += [path for folder in recipe.dense for path in Projection.files(folder)]
-    digest = hashlib.sha256("".join(f"{files.sha256_of(path)}\n" for path in [*parts, *recipe.files]).encode())
-    digest.update((pooling or "").encode())
-    return digest.hexdigest()
+    said = {"pooling": recipe.pooling, "prompts": dict(recipe.prompts), "lower": recipe.lower}
+    return files.fingerprint_of({**said, "files": [files.sha256_of(path) for path in parts]})

@@ -68,14 +68,15 @@ def packed(
             _band(length, sliding_window, query.device),
             scaling,
         )  # (count, heads, asked, width)
-        output[0, row : row + count * asked].unflatten(0, (count, asked)).copy_(answer.transpose(1, 2))
+        output[0, row : row + count * asked].view(count, asked, heads, width).copy_(answer.transpose(1, 2))
         row, token = row + count * asked, token + count * length
     return output, None
 
 
 def _texts(states: Tensor, start: int, count: int, length: int) -> Tensor:
     """(1, heads, tokens, width) -> a view of `count` texts of `length` tokens, (count, heads, length, width)."""
-    return states[0, :, start : start + count * length].unflatten(1, (count, length)).transpose(0, 1)
+    heads, width = states.shape[1], states.shape[3]
+    return states[0, :, start : start + count * length].view(heads, count, length, width).transpose(0, 1)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:

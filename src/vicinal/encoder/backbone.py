@@ -1,8 +1,8 @@
 """A model's folder -> a transformers module, and token ids -> the states of its last layer.
 
-config.json and *.safetensors enter; an untouched transformers model leaves, and `Backbone` runs it. The one idea: on a
-CPU the texts of a batch lie end to end (attention.py), so that no layer ever sees padding; and where only the first
-token's state is asked for, the last layer of a BERT-like model is computed for that token alone.
+config.json and *.safetensors enter; a transformers model leaves, and `Backbone` runs it. The one idea: on a CPU the
+texts of a batch lie end to end (attention.py), so that no layer ever sees padding; and where only the first token's
+state is asked for, the last layer of a BERT-like model is computed for that token alone.
 
 Families: see FAMILIES. Weights may be stored compactly, a matrix NAME as NAME.int8 (rows, columns) and NAME.scale
 (rows, columns / 64): weight = int8 * scale, one scale for 64 neighbours of a row.
@@ -13,10 +13,12 @@ Families: see FAMILIES. Weights may be stored compactly, a matrix NAME as NAME.i
 
 from __future__ import annotations
 
-import json
+import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ from torch import Tensor
 
 from ..errors import ModelError
 from .attention import packed, register, runs_of
+from .folder import read_json
+from .linear import use_onednn
 from .pooling import starts
 
 # model_type of config.json -> transformers' class
@@ -38,6 +42,7 @@ FAMILIES = {
 }
 BERT_LIKE = ("bert", "roberta", "xlm-roberta")
 GROUP = 64  # neighbours in a row that share a scale in the compact form
+STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # NomicBERT's first published configurations have GPT-2's names; transformers reads its weights, but not these.
 NOMIC_NAMES = {
@@ -48,20 +53,41 @@ NOMIC_NAMES = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
+NOMIC_EXPECTED = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "moe_every_n_layers": 0,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "use_rms_norm": False,
+}
+NOMIC_WIDTH = 256  # its feed-forward layer's width is rounded up to a multiple of this
+
+_loading = Lock()  # transformers' loader sets torch's default type and its own verbosity, for all threads
 
 
 class Backbone:
-    """A transformer and how to run it on texts of any lengths."""
+    """A transformer and how to run it on texts of any lengths; `packs` lays them end to end, by default on a CPU."""
 
-    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, packs: bool | None = None) -> None:
         self.config = read_config(folder)
         self.family: str = self.config.model_type
         self.dim: int = self.config.hidden_size
+        self.vocabulary: int = self.config.vocab_size
         self.device = device
-        self.packs = device.type == "cpu"
-        self.model = build(self.config, read_weights(folder), packed=self.packs).to(device, dtype)
-        self.first_position = self.config.pad_token_id + 1 if self.family in ("roberta", "xlm-roberta") else 0
-        self.max_tokens: int = self.config.max_position_embeddings - self.first_position
+        self.packs = device.type == "cpu" if packs is None else packs
+        # RoBERTa's positions begin behind its padding token's id, and pass over padding tokens that a text holds.
+        self.uncounted: int = self.config.pad_token_id if self.family in ("roberta", "xlm-roberta") else -1
+        self.max_tokens: int = self.config.max_position_embeddings - (self.uncounted + 1)
+        self.model = build(folder, self.config, read_weights(folder), packed=self.packs).to(device, dtype)
+        if device.type == "cpu":
+            use_onednn(self.model)
 
     def states(self, texts: Sequence[Sequence[int]], *, only_first: bool = False) -> tuple[Tensor, list[int]]:
         """The last layer's states of all texts end to end, and how many belong to each.
@@ -71,17 +97,24 @@ class Backbone:
         lengths = [len(ids) for ids in texts]
         if not self.packs:
             return self._padded(texts, lengths), lengths
-        flat = torch.tensor([[token for ids in texts for token in ids]])
-        places = torch.cat([torch.arange(length) for length in lengths])[None] + self.first_position
+        flat = torch.tensor([token for ids in texts for token in ids])
+        places = self._places(flat, lengths)
         if only_first and self.family in BERT_LIKE:
             return self._first(flat, places, lengths), [1] * len(texts)
-        output = self.model(input_ids=flat, position_ids=places, runs=runs_of(lengths))
+        output = self.model(input_ids=flat[None], position_ids=places[None], runs=runs_of(lengths))
         return output.last_hidden_state[0], lengths
+
+    def _places(self, flat: Tensor, lengths: list[int]) -> Tensor:
+        """Each token's position in its own text."""
+        counted = (flat != self.uncounted).long()
+        number = counted.cumsum(0)
+        before = (number - counted)[torch.from_numpy(starts(lengths))].repeat_interleave(torch.tensor(lengths))
+        return (number - before) * counted + self.uncounted
 
     def _first(self, flat: Tensor, places: Tensor, lengths: list[int]) -> Tensor:
         """A BERT-like model whose last layer has keys and values for all tokens, and the rest for first tokens only."""
         runs = runs_of(lengths)
-        hidden = self.model.embeddings(input_ids=flat, position_ids=places)
+        hidden = self.model.embeddings(input_ids=flat[None], position_ids=places[None])
         *layers, last = self.model.encoder.layer
         for layer in layers:
             hidden = layer(hidden, None, runs=runs)
@@ -97,101 +130,99 @@ class Backbone:
         )
         attended, _ = packed(None, query, key, value, runs=runs, scaling=self_attention.scaling)
         chosen = last.attention.output(attended.flatten(2), chosen)
-        return last.output(last.intermediate(chosen), chosen)[0]
+        states: Tensor = last.output(last.intermediate(chosen), chosen)[0]
+        return states
 
     def _padded(self, texts: Sequence[Sequence[int]], lengths: list[int]) -> Tensor:
         """The usual way, for devices where many small attention calls cost more than padding."""
-        longest = max(lengths)
-        ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in texts], device=self.device)
-        places = torch.arange(longest, device=self.device)[None]
-        real = places < torch.tensor(lengths, device=self.device)[:, None]
-        output = self.model(
-            input_ids=ids, attention_mask=real.long(), position_ids=(places + self.first_position).expand_as(ids)
-        )
-        return output.last_hidden_state[real]
+        longest, padding = max(lengths), self.config.pad_token_id or 0
+        ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in texts], device=self.device)
+        real = torch.arange(longest, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
+        output = self.model(input_ids=ids, attention_mask=real.long())
+        states: Tensor = output.last_hidden_state[real]
+        return states
 
 
 def read_config(folder: Path) -> Any:
     """Read config.json as transformers' configuration of one of the FAMILIES; every other is refused by name."""
     path = folder / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        family = fields["model_type"]
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json; expected a Hugging Face or sentence-transformers folder") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read as a model's configuration ({error!r}): fetch the model again") from None
-    if family not in FAMILIES:
-        raise ModelError(f"{folder.name} is of the family {family!r}; those that work are {', '.join(FAMILIES)}")
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json; expected a Hugging Face or sentence-transformers folder")
+    fields = read_json(path, dict)
+    family = fields.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ModelError(f"{folder} is of the family {family!r}; those that work are {', '.join(FAMILIES)}")
     if fields.get("is_decoder") or fields.get("position_embedding_type", "absolute") != "absolute":
-        raise ModelError(f"{folder.name} is a decoder or has relative positions; expected a plain encoder")
-    if "n_embd" in fields:
-        _refuse_other_nomic(folder, fields)
-        fields = {NOMIC_NAMES.get(name, name): value for name, value in fields.items()}
-        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.get("rotary_emb_base", 10000.0)}
-        fields["hidden_act"] = "silu"
+        raise ModelError(f"{folder} is a decoder or has relative positions; expected a plain encoder")
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.for_model(**fields)
+        config = AutoConfig.for_model(**(_nomic(folder, fields) if "n_embd" in fields else fields))
+        first_position = config.pad_token_id + 1 if family in ("roberta", "xlm-roberta") else 0
+        positions = config.max_position_embeddings - first_position
+    except ModelError:
+        raise
     except Exception as error:  # its validation raises many kinds
         raise ModelError(f"{path} is refused by transformers ({_line(error)}): fetch the model again") from None
+    if positions < 1:
+        raise ModelError(f"{path} leaves positions for {positions} tokens; expected some: fetch the model again")
+    return config
 
 
-def _refuse_other_nomic(folder: Path, fields: Mapping[str, Any]) -> None:
-    expected = {
-        "activation_function": "swiglu",
-        "rotary_emb_fraction": 1.0,
-        "rotary_emb_interleaved": False,
-        "prenorm": False,
-        "qkv_proj_bias": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "moe_every_n_layers": 0,
+def _nomic(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """NomicBERT's first configuration under the names of today; a variant that transformers lacks is refused."""
+    for name, value in NOMIC_EXPECTED.items():
+        if fields.get(name) is not None and fields[name] != value:
+            raise ModelError(f"{folder} is a NomicBERT with {name} = {fields[name]!r}; only {value!r} works")
+    inner = fields.get("n_inner") or int(8 * fields["n_embd"] / 3)
+    return {
+        **{NOMIC_NAMES.get(name, name): value for name, value in fields.items()},
+        "intermediate_size": -(-inner // NOMIC_WIDTH) * NOMIC_WIDTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": fields.get("rotary_emb_base", 10000.0)},
+        "hidden_act": "silu",
     }
-    for name, value in expected.items():
-        if fields.get(name, value) not in (value, None):
-            raise ModelError(f"{folder.name} is a NomicBERT with {name} = {fields[name]!r}; only {value!r} works")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read every *.safetensors file of a folder, compact matrices unpacked; nothing else is ever opened."""
-    paths = weight_files(folder)
     weights: dict[str, Tensor] = {}
-    for path in paths:
+    for path in weight_files(folder):
         try:
             weights |= load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} is damaged ({_line(error)}): fetch the model again") from None
     weights = unpack(weights)
     for name, tensor in weights.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not tensor.is_floating_point():
+            continue
+        if tensor.dtype not in STORED:
+            raise ModelError(f"the weight {name} in {folder} is of type {tensor.dtype}; expected 32 or 16 bit floats")
+        if tensor.numel() and not all(extreme.isfinite() for extreme in tensor.aminmax()):
             raise ModelError(f"the weight {name} in {folder} holds NaN or infinity: fetch the model again")
     return weights
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights: those of its index where there is one, else model*.safetensors."""
+    """The files that hold a folder's weights: one whole file, or the parts that an index names."""
+    for name in ("model.safetensors", "model.int8.safetensors"):
+        if (folder / name).is_file():
+            return [folder / name]
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            paths = [folder / Path(name).name for name in names]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} is damaged ({error!r}): fetch the model again") from None
-    else:
-        paths = [path for path in (folder / "model.safetensors", folder / "model.int8.safetensors") if path.is_file()][:1]
-        if not paths and list(folder.glob("*.bin")):
+    if not index.is_file():
+        if list(folder.glob("*.bin")):
             raise ModelError(
                 f"{folder} has its weights as pickled *.bin only, which may run code when opened; convert them with "
                 "transformers: AutoModel.from_pretrained(folder).save_pretrained(folder)"
             )
-        if not paths:
-            raise ModelError(f"{folder} has no model.safetensors; expected the weights beside config.json")
-    for path in paths:
-        if not path.is_file():
-            raise ModelError(f"{path} is missing, although {index.name} names it: fetch the model again")
-    return paths
+        raise ModelError(f"{folder} has no model.safetensors; expected the weights beside config.json")
+    parts = read_json(index, dict).get("weight_map")
+    names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
+    if not names or not all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+        raise ModelError(f"{index} names {names[:3] or 'no parts'}; expected *.safetensors files beside it")
+    for name in names:
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name} is missing, although {index.name} names it: fetch the model again")
+    return [folder / name for name in names]
 
 
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -201,22 +232,28 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(".int8"):
             name = name.removesuffix(".int8")
             scale = stored.get(f"{name}.scale")
-            if scale is None or tensor.ndim != 2 or (*scale.shape, GROUP) != (*tensor.shape[:1], scale.shape[-1], GROUP):
+            if scale is None or scale.ndim != 2 or tensor.shape != (scale.shape[0], scale.shape[1] * GROUP):
                 raise ModelError(f"the compact weight {name} lacks a scale of its shape: fetch the model again")
-            if scale.shape[1] * GROUP != tensor.shape[1]:
-                raise ModelError(f"the compact weight {name} lacks a scale of its shape: fetch the model again")
-            weights[name] = (tensor.float().unflatten(1, (scale.shape[1], GROUP)) * scale[..., None]).flatten(1)
+            groups = tensor.float().view(*scale.shape, GROUP)
+            weights[name] = groups.mul_(scale[..., None]).flatten(1)
         elif not name.endswith(".scale"):
             weights[name] = tensor
     return weights
 
 
-def build(config: Any, weights: dict[str, Tensor], *, packed: bool) -> Any:
+def build(folder: Path, config: Any, weights: dict[str, Tensor], *, packed: bool) -> Any:
     """Put weights into transformers' module: all that it needs must be there; heads that we do not use are left out."""
+    if config.num_hidden_layers > len(weights):
+        raise ModelError(
+            f"config.json of {folder} asks for {config.num_hidden_layers} layers, but its weights are {len(weights)} "
+            "in all: fetch the model again"
+        )
     import transformers
 
+    if config.model_type == "nomic_bert":  # as the base of other heads its weights are below "bert."
+        weights = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
     pooler = {} if config.model_type == "modernbert" else {"add_pooling_layer": False}
-    with _quiet():
+    with _loading, _quiet():
         try:
             model, report = getattr(transformers, FAMILIES[config.model_type]).from_pretrained(
                 None,
@@ -228,28 +265,35 @@ def build(config: Any, weights: dict[str, Tensor], *, packed: bool) -> Any:
                 **pooler,
             )
         except Exception as error:  # its loader raises many kinds
-            raise ModelError(f"the weights do not fit config.json ({_line(error)}): fetch the model again") from None
+            raise ModelError(f"the weights in {folder} do not fit its config.json ({_line(error)})") from None
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
-            f"{len(missing)} weights are missing, the first is {missing[0]}: the file is not whole, or of another model"
+            f"{folder} lacks {len(missing)} weights, the first is {missing[0]}: not whole, or another model's"
         )
+    known = {_numberless(name) for name in model.state_dict()}
+    if beyond := sorted(name for name in report["unexpected_keys"] if _numberless(name) in known):
+        raise ModelError(f"{folder} holds the weight {beyond[0]}, a layer that its config.json lacks: fetch it again")
     return model.eval()
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".N.", name)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers' bar and report off the screen: what matters in them is an error here."""
-    from transformers.utils import logging
+    from transformers.utils import logging as screen
 
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    verbosity, bar = screen.get_verbosity(), screen.is_progress_bar_enabled()
+    screen.set_verbosity(logging.CRITICAL)
+    screen.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        screen.set_verbosity(verbosity)
         if bar:
-            logging.enable_progress_bar()
+            screen.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _line(error: BaseException) -> str:

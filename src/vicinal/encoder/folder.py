@@ -10,17 +10,21 @@ sentence-transformers' modules.json is a plain one: then the mean of all states 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ModelError
 from .pooling import POOLINGS
 
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # of sentence-transformers, those that we know
 ROLE_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+NO_LIMIT = 1 << 40  # tokenizers write a number of thirty digits where they mean none
+Json = TypeVar("Json", dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,6 @@ class Recipe:
     max_tokens: int | None
     lower: bool
     dense: tuple[Path, ...]
-    files: tuple[Path, ...]  # every file that says so
 
     def with_pooling(self, pooling: str | None) -> Recipe:
         """The same recipe with another pooling; None keeps its own."""
@@ -74,17 +77,19 @@ def shipped() -> list[Shipped]:
 def find(name_or_folder: str | Path) -> Place:
     """Find a model: a shipped one by name, then a folder, then owner/name on the hub."""
     given = str(name_or_folder)
-    for model in shipped():
+    models = shipped()
+    for model in models:
         if given == model.name:
             return Place(model.name, model.name, model.folder)
-    folder = Path(name_or_folder).expanduser()
-    if folder.is_dir():
-        return Place(folder.resolve().name, str(folder.resolve()), folder.resolve())
-    names = ", ".join(model.name for model in shipped())
-    if isinstance(name_or_folder, Path) or given.count("/") != 1 or given.startswith((".", "~", "/")):
+    with suppress(OSError, RuntimeError):  # a name too long for a file, a home that is not there: no folder
+        folder = Path(name_or_folder).expanduser().resolve()
+        if folder.is_dir():
+            return Place(folder.name, str(folder), folder)
+    names = ", ".join(model.name for model in models)
+    if isinstance(name_or_folder, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", given):
         raise ModelError(
-            f"there is no model {given!r}; expected a shipped name ({names}), a model's folder, or owner/name on the "
-            "Hugging Face hub"
+            f"there is no model {given[:200]!r}; expected a shipped name ({names}), a model's folder, or owner/name on "
+            "the Hugging Face hub"
         )
     return Place(given, given, _from_hub(given, names))
 
@@ -93,90 +98,112 @@ def _from_hub(name: str, names: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.txt"]))
-    except Exception as error:  # no network, no such name, no permission: each a class of its own, or of its HTTP client
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as error:  # no network, no such name, no permission: a class for each, or its HTTP client's
         reason = " ".join(str(error).split())[:160]
         raise ModelError(
-            f"{name!r} is no folder here, and the Hugging Face hub does not give it ({type(error).__name__}: {reason}); "
+            f"{name!r} is no folder here, and the Hugging Face hub lacks it ({type(error).__name__}: {reason}); "
             f"check the name and the network, or take a folder or a shipped model ({names})"
         ) from None
 
 
 def read_recipe(folder: Path) -> Recipe:
     """Read a sentence-transformers folder, or a plain Hugging Face one."""
-    paths = [folder / name for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "modules.json")]
-    settings, outer, modules = (_json(path, optional=True) for path in paths)
-    prompts = _prompts(outer, folder)
-    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    _refuse_unknown(folder, kinds)
-    if kinds and (kinds[:2] != list(MODULES[:2]) or "Normalize" in kinds[:-1]):
-        raise ModelError(f"{folder.name} chains {' > '.join(kinds)}; expected Transformer > Pooling > Dense... > Normalize")
-    backbone, pooling, dense = folder, "mean", []
-    for kind, module in zip(kinds, modules, strict=True):
-        part = folder / str(module.get("path", ""))
-        if kind == "Transformer":
-            backbone = part
-            settings = {**settings, **_json(part / "sentence_bert_config.json", optional=True)}
-            paths.append(part / "sentence_bert_config.json")
-        elif kind == "Pooling":
-            pooling = _pooling(_json(part / "config.json"), part, any(prompts.values()))
-            paths.append(part / "config.json")
-        elif kind == "Dense":
-            dense.append(part)
-    limit = settings.get("max_seq_length")
+    prompts = _prompts(read_json(folder / "config_sentence_transformers.json", dict, optional=True), folder)
+    modules = _modules(folder)
+    parts = {kind: part for kind, part in modules if kind != "Dense"}
+    backbone, pooling = parts.get("Transformer", folder), "mean"
+    if "Pooling" in parts:
+        pooling = _pooling(read_json(parts["Pooling"] / "config.json", dict), parts["Pooling"], any(prompts.values()))
+    settings: dict[str, Any] = {}
+    for path in sorted(backbone.glob("sentence_*_config.json")):  # sentence_bert_config.json; once one name per family
+        settings |= read_json(path, dict)
     return Recipe(
         backbone,
         pooling,
         prompts,
-        limit if isinstance(limit, int) else None,
+        _max_tokens(backbone, settings.get("max_seq_length")),
         bool(settings.get("do_lower_case")),
-        tuple(dense),
-        tuple(path for path in dict.fromkeys(paths) if path.is_file()),
+        tuple(part for kind, part in modules if kind == "Dense"),
     )
 
 
-def _refuse_unknown(folder: Path, kinds: list[str]) -> None:
-    unknown = [kind for kind in kinds if kind not in MODULES]
-    if unknown:
-        raise ModelError(
-            f"{folder.name} has the module {unknown[0]}, which is not known here: those that work are {', '.join(MODULES)}"
-        )
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """What modules.json chains: kinds and their folders; nothing where there is no such file."""
+    path = folder / "modules.json"
+    chain = []
+    for module in read_json(path, list, optional=True):
+        kind, place = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(place, str):
+            raise ModelError(f"{path} lists {str(module)[:80]}; expected a module's type and path: fetch it again")
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise ModelError(f"{path} leads out of its folder, to {place}; expected a path below it")
+        kind = kind.rsplit(".", 1)[-1]
+        if kind not in MODULES:
+            raise ModelError(
+                f"{folder} has the module {kind}, which is not known here: those that work are {', '.join(MODULES)}"
+            )
+        chain.append((kind, folder / place))
+    kinds = [kind for kind, _ in chain]
+    if kinds and not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
+        raise ModelError(f"{folder} chains {' > '.join(kinds)}; expected Transformer > Pooling > Dense... > Normalize")
+    return chain
+
+
+def _max_tokens(backbone: Path, own: object) -> int | None:
+    """The limit that sentence-transformers' settings name, in their old form or their new one, the tokenizer's."""
+    if own is None:
+        own = read_json(backbone / "tokenizer_config.json", dict, optional=True).get("model_max_length")
+    if own is None:
+        return None
+    if not isinstance(own, int | float) or not own >= 1:
+        raise ModelError(f"{backbone} limits texts to {own!r} tokens; expected a number of them: fetch the model again")
+    return int(min(own, NO_LIMIT))
 
 
 def _pooling(config: Mapping[str, Any], part: Path, has_prompts: bool) -> str:
     """The pooling that sentence-transformers' settings ask for, in their old form or their new one."""
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [old for old in config if old.startswith("pooling_mode_") and config[old] is True]
-        modes = [old.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for old in modes]
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [name for name, chosen in config.items() if name.startswith("pooling_mode_") and chosen is True]
+        given = [name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for name in given]
+    modes = [str(mode) for mode in (given if isinstance(given, list) else [given])] or ["mean"]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ModelError(f"{part} pools by {' and '.join(map(str, modes))}; those that work are {', '.join(POOLINGS)}")
+        raise ModelError(f"{part} pools by {' and '.join(modes)}; those that work are {', '.join(POOLINGS)}")
     if has_prompts and config.get("include_prompt", True) is False:
         raise ModelError(f"{part} leaves prompts out of pooling, which is not known here: use a model that pools them")
-    return str(modes[0])
+    return modes[0]
 
 
 def _prompts(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Role -> prompt: the role's own, else the default one, else none."""
-    given = config.get("prompts") or {}
-    default = config.get("default_prompt_name")
+    """Role -> prompt: the role's own, else the default one, else none.
+
+    sentence-transformers 6 writes an empty prompt for each role that has none, and reads a missing one as empty; here
+    a folder from before that, with "passage" or a default prompt alone, gets what it names.
+    """
+    given, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(given, dict) or not all(isinstance(text, str | None) for text in given.values()):
         raise ModelError(f"the prompts of {folder} are {given!r}; expected a name and a text for each")
-    if default is not None and default not in given:
-        raise ModelError(f"the default prompt of {folder} is {default!r}; expected one of {', '.join(given) or 'no'} prompts")
+    if default is not None and (not isinstance(default, str) or default not in given):
+        raise ModelError(f"the default prompt of {folder} is {default!r}; its prompts are {', '.join(given) or 'none'}")
     found = {}
     for role, names in ROLE_NAMES.items():
         name = next((name for name in names if name in given), default)
-        found[role] = (given[name] if name is not None else None) or ""
+        found[role] = str((given[name] if name is not None else None) or "")
     return found
 
 
-def _json(path: Path, *, optional: bool = False) -> Any:
-    """A JSON file of a model's folder; one that may be absent counts as empty."""
+def read_json(path: Path, expected: type[Json], *, optional: bool = False) -> Json:
+    """A JSON file of a model's folder, a `dict` or a `list`; one that may be absent counts as empty."""
     if optional and not path.is_file():
-        return {}
+        return expected()
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing: fetch the model again") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the model again") from None
+    if not isinstance(value, expected):
+        what = "an object" if expected is dict else "a list"
+        raise ModelError(f"{path} holds {str(value)[:80]}; expected {what}: fetch the model again")
+    return value

@@ -42,7 +42,7 @@ def use_onednn(model: torch.nn.Module) -> None:
 @cache
 def works() -> bool:
     """Whether torch's private operator is there, and still does what it did: it is tried on a small product."""
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
     x, weight, bias = torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -0.5])
     try:

@@ -39,7 +39,7 @@ def last(states: Tensor, lengths: Sequence[int]) -> Tensor:
 
 def mean(states: Tensor, lengths: Sequence[int]) -> Tensor:
     """The mean of each text's states, special tokens included, summed in fp32 in every precision."""
-    return torch.stack([text.float().mean(dim=0) for text in states.split(list(lengths))])
+    return torch.stack([text.float().mean(dim=0) for text in torch.split(states, list(lengths))])
 
 
 POOLINGS: dict[str, Callable[[Tensor, Sequence[int]], Tensor]] = {"cls": first, "mean": mean, "lasttoken": last}

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -18,8 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import ModelError
+from .folder import read_json
 
 WEIGHTS = "model.safetensors"
+PLAIN_INPUT = "sentence_embedding"
 ACTIVATIONS = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
@@ -34,11 +35,12 @@ class Projection:
     """One Dense module, in 32 bit whatever the backbone computes in: it costs next to nothing."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str) -> None:
-        name = activation.rsplit(".", 1)[-1]
+        name = str(activation).rsplit(".", 1)[-1]
         if name not in ACTIVATIONS:
-            raise ModelError(f"a projection has the activation {activation}; those that work are {', '.join(ACTIVATIONS)}")
-        self.weight, self.bias, self.activation = weight.float(), bias, ACTIVATIONS[name]
-        self.width = int(weight.shape[0])
+            raise ModelError(f"a projection's activation is {activation}; those that work are {', '.join(ACTIVATIONS)}")
+        self.weight, self.activation = weight.float(), ACTIVATIONS[name]
+        self.bias = bias if bias is None else bias.float()
+        self.takes, self.width = int(weight.shape[1]), int(weight.shape[0])
 
     @staticmethod
     def files(folder: Path) -> list[Path]:
@@ -48,20 +50,19 @@ class Projection:
     def load(cls, folder: Path, device: torch.device) -> Projection:
         """Read a Dense module's folder."""
         config, weights = cls.files(folder)
+        settings = read_json(config, dict)
+        if not weights.is_file():
+            raise ModelError(f"{folder} has no {WEIGHTS}; expected a projection's weights, never pickled ones")
         try:
-            settings = json.loads(config.read_text(encoding="utf-8"))
             tensors = load_file(weights, device=str(device))
-            weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
-            residual = settings.get("use_residual", False)
-            activation = settings.get("activation_function") or "Tanh"
-            other = settings.get("module_input_name", "sentence_embedding") != "sentence_embedding"
-        except FileNotFoundError as error:
-            raise ModelError(f"{folder} lacks {Path(error.filename or WEIGHTS).name}: fetch the model again") from None
-        except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-            raise ModelError(f"{folder} cannot be read as a projection ({error!r}): fetch the model again") from None
-        if residual or other or weight.ndim != 2:
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ModelError(f"{weights} is damaged ({str(error)[:200]}): fetch the model again") from None
+        weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+        if settings.get("use_residual") or settings.get("module_input_name", PLAIN_INPUT) != PLAIN_INPUT:
             raise ModelError(f"{folder} is a projection with a residual, or of other inputs; only a plain one works")
-        return cls(weight, bias, activation)
+        if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+            raise ModelError(f"{weights} does not hold a projection's matrix and bias: fetch the model again")
+        return cls(weight, bias, settings.get("activation_function") or "Tanh")
 
     def __call__(self, vectors: Tensor) -> Tensor:
         out: Tensor = self.activation(torch.nn.functional.linear(vectors.float(), self.weight, self.bias))

@@ -146,6 +146,8 @@ def check_target(target: Path) -> None:
         raise InputError(f"{target} has no name that an index could have: choose another place with -o")
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to put {target.name} into: make it first")
+    if target == Path(os.path.realpath(".")):
+        raise InputError(f"{target} is the folder that you work in, which cannot be replaced: choose another with -o")
     is_index = (target / MANIFEST).exists()
     is_empty = target.is_dir() and not any(target.iterdir())
     if os.path.lexists(target) and not is_index and not is_empty:

@@ -33,7 +33,15 @@ _UNSPACED = (
     "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
 # Vowel signs and accents are parts of words, but not \w: Hebrew, Arabic and the scripts of India would fall to pieces.
-_MARKS = "\u0300-\u036f\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u0900-\u0963\u0966-\u0dff"
+# In order: accents of Latin, Greek and Cyrillic, Hebrew, Arabic, Syriac to Mandaic, more Arabic, India to Sinhala,
+# Tibetan, Ethiopic, more accents.
+_MARKS = (
+    "\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670"
+    "\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3\u07fd"
+    "\u0816-\u082d\u0859-\u085b\u0898-\u089f\u08ca-\u08e1\u08e3-\u08ff\u0900-\u0963\u0966-\u0dff"
+    "\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc\u0fc6\u135d-\u135f"
+    "\u1ab0-\u1aff\u1dc0-\u1dff\ufe20-\ufe2f"
+)
 _WORD = re.compile(f"[{_UNSPACED}]+|(?:[^\\W{_UNSPACED}]|[{_MARKS}]){{2,}}")
 _ASCII_WORD = re.compile(r"\w{2,}", re.ASCII)
 
