@@ -26,6 +26,7 @@ ROOMS = (
     "corpus",
     "tokens",
     "vectors",
+    "context",
     "encoder",
     "index",
     "search",

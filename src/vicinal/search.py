@@ -20,17 +20,19 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from .corpus import Corpus
 from .documents import Document
 from .encoder import Encoder, load
+from .encoder.effect import effect
 from .errors import DamagedIndex, IndexRefused, InputError
 from .index import build as building
 from .index import segments as storage
@@ -127,22 +129,29 @@ class Stage:
 
 
 class Dense(Scorer):
-    """Cosine similarity of an encoder's vectors."""
+    """Cosine similarity of vectors; `encode` gives the raw ones of queries."""
 
-    def __init__(self, encoder: Encoder, engine: Exact) -> None:
-        self.encoder, self.engine = encoder, engine
+    def __init__(self, encode: Callable[[Sequence[str]], Floats], engine: Exact) -> None:
+        self.encode, self.engine = encode, engine
 
     def scores(self, queries: Sequence[str]) -> Floats:
-        return self.engine.scores(self._vectors(queries))
+        return self.engine.scores(self.encode(queries))
 
     def scores_at(self, queries: Sequence[str], rows: Rows) -> Floats:
-        return self.engine.scores_at(self._vectors(queries), rows)
+        return self.engine.scores_at(self.encode(queries), rows)
 
     def best(self, queries: Sequence[str], k: int) -> Ranking:
-        return self.engine.top(self._vectors(queries), k)
+        return self.engine.top(self.encode(queries), k)
 
-    def _vectors(self, queries: Sequence[str]) -> Floats:
-        return self.encoder.encode_raw(list(queries), "query").vectors
+
+class Joined(Scorer):
+    """Scorers over neighbouring parts of a corpus, as one: rows are numbered through."""
+
+    def __init__(self, parts: Sequence[Scorer]) -> None:
+        self.parts = parts
+
+    def scores(self, queries: Sequence[str]) -> Floats:
+        return np.concatenate([part.scores(queries) for part in self.parts], axis=1)
 
 
 class Lexical(Scorer):
@@ -161,7 +170,7 @@ class Lexical(Scorer):
 MODES = ("dense", "bm25", "dense+bm25")
 
 
-def scorer_of(mode: str, dense: Callable[[], Dense], lexical: Callable[[], Lexical]) -> Scorer:
+def scorer_of(mode: str, dense: Callable[[], Scorer], lexical: Callable[[], Lexical]) -> Scorer:
     """The scorer that a mode's name stands for; a part is asked for only where the mode needs it."""
     if mode == "dense":
         return dense()
@@ -208,9 +217,6 @@ class Index:
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
         self.manifest, self.segments = storage.opened(self.path)
-        contexts = [segment.record.context for segment in self.segments]
-        if any(context is not None for context in contexts):
-            raise IndexRefused(f"{path} was encoded with a context, which this version does not know: use a newer one")
         self._starts = np.cumsum([0, *(len(segment) for segment in self.segments)])  # rows are numbered through
         if encoder is not None:
             self.encoder = self._checked(encoder)
@@ -227,8 +233,13 @@ class Index:
         language: str = "auto",
         progress: Progress = silent,
     ) -> Index:
-        """Index a corpus; the same corpus and settings onto an existing index do nothing, others are refused."""
-        order = building.Order(encoder.dim, encoder.settings, keep_text, language)
+        """Index a corpus; the same corpus and settings onto an existing index do nothing, others are refused.
+
+        An encoder that is bound to a context gives an index that keeps it, and asks its queries in it.
+        """
+        order = building.Order(encoder.dim, encoder.settings, keep_text, language, context=encoder.bound)
+        if encoder.bound is not None:
+            order = replace(order, effect=lambda documents: effect(encoder, documents=documents, progress=progress))
         rows = building.encoded_rows(encoder)
         is_new = building.build(Path(path), corpus, rows, order, overwrite=overwrite, progress=progress)
         index = cls(path, encoder)
@@ -312,6 +323,7 @@ class Index:
                 precision=settings["precision"],
                 max_document_tokens=settings["max_document_tokens"],
                 max_query_tokens=settings["max_query_tokens"],
+                pooling=settings["pooling"],
             )
         except InputError as error:
             raise IndexRefused(f"{self.path} was built with the model {settings['source']}, but {error}") from error
@@ -340,11 +352,17 @@ class Index:
                 "expected one query's finite numbers, not all of them 0"
             )
         largest = np.abs(given).max()  # the length of a vector does not matter, and might not fit into 32 bit
-        return self.hits(self._exact(dim).top((given / largest).astype(np.float32)[None], k))[0]
+        raw = (given / largest).astype(np.float32)[None]
+        return self.hits(self._dense(dim, lambda reader: lambda queries: raw).top(k)([""]))[0]
 
     def scorer(self, mode: str = "dense", dim: int | None = None) -> Scorer:
         """The scorer of a mode, to compose pipelines with."""
-        return scorer_of(mode, lambda: Dense(self.encoder, self._exact(dim)), self._lexical)
+
+        def encode(reader: Encoder | None) -> Callable[[Sequence[str]], Floats]:
+            asked = reader or self.encoder  # the latter to say that there is none
+            return lambda queries: asked.encode_raw(queries, "query").vectors
+
+        return scorer_of(mode, lambda: self._dense(dim, encode), self._lexical)
 
     def hits(self, ranking: Ranking) -> list[list[Hit]]:
         """The documents behind a ranking's rows, for each query."""
@@ -361,8 +379,9 @@ class Index:
         target = Path(path)
         if self.path.resolve() in target.resolve().parents:
             raise InputError(f"{target} lies inside the index, where nothing is ever written: choose another place")
-        about = {"model": self.manifest.encoder, "role": "document", "dim": self.manifest.dim, "context": None}
-        return tables.export(target, self.segments, about, progress=progress)
+        about = {"model": self.manifest.encoder, "role": "document", "dim": self.manifest.dim, "context": self.context}
+        corrections = [self._correction(segment, None) for segment in self.segments]
+        return tables.export(target, self.segments, corrections, about, progress=progress)
 
     def info(self) -> dict[str, Any]:
         """What there is to know of the index, as JSON."""
@@ -376,9 +395,9 @@ class Index:
             "passages": sum(len(segment) - len(segment.dead_rows) for segment in self.segments),
             "dim": manifest.dim,
             "model": manifest.encoder and dict(manifest.encoder),
-            "context": None,
+            "context": self.context,
             "segments": [
-                {"name": record.name, "documents": record.documents, "passages": record.passages} for record in records
+                {"name": r.name, "documents": r.documents, "passages": r.passages, "context": r.context} for r in records
             ],
             "bytes": storage.size_of(self.path, manifest),
             "format": manifest.format,
@@ -398,8 +417,35 @@ class Index:
         dead = [start + segment.dead_rows for start, segment in zip(self._starts, self.segments, strict=False)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *dead])
 
-    def _exact(self, dim: int | None) -> Exact:
-        return Exact([block for segment in self.segments for block in segment.dense], dim, self._dead)
+    @property
+    def context(self) -> dict[str, Any] | None:
+        """What is said of the context that its rows were encoded with; of the first, where there are several."""
+        told = (segment.record.context for segment in self.segments)
+        return next((dict(context) for context in told if context is not None), None)
+
+    def _reader(self, segment: storage.Segment) -> Encoder | None:
+        """The encoder, bound to the context of a segment; None where vectors were handed in."""
+        if self.manifest.encoder is None:
+            return None
+        context = segment.context
+        return self.encoder.without_context() if context is None else self.encoder.with_context(context)
+
+    def _correction(self, segment: storage.Segment, dim: int | None) -> Tensor | None:
+        reader = self._reader(segment) if segment.record.context is not None else None
+        return reader and reader.correction(dim)
+
+    def _dense(self, dim: int | None, encode: Callable[[Encoder | None], Callable[[Sequence[str]], Floats]]) -> Scorer:
+        """Each context's rows are compared with queries that were encoded in it, once per context present."""
+        if len({segment.record.context and segment.context for segment in self.segments}) <= 1:
+            blocks = [block for segment in self.segments for block in segment.dense]
+            engine = Exact(blocks, dim, self._dead, self._correction(self.segments[0], dim) if self.segments else None)
+            return Dense(encode(self._reader(self.segments[0]) if self.segments else None), engine)
+        return Joined(
+            [
+                Dense(encode(self._reader(s)), Exact(s.dense, dim, s.dead_rows, self._correction(s, dim)))
+                for s in self.segments
+            ]
+        )
 
     def _lexical(self) -> Lexical:
         try:
@@ -428,6 +474,13 @@ class Index:
                 f"{self.path} reads {known['max_query_tokens']} tokens of a query, this encoder "
                 f"{encoder.max_query_tokens}: load it with max_query_tokens={known['max_query_tokens']}"
             )
+        for segment in self.segments:
+            if encoder.bound is not None and encoder.bound != segment.context:
+                theirs = "without a context" if segment.context is None else segment.context.fingerprint[:12]
+                raise IndexRefused(
+                    f"{self.path} was encoded in another context ({theirs}) than this encoder is bound to "
+                    f"({encoder.bound.fingerprint[:12]}): give the encoder without one, and the index binds its own"
+                )
         return encoder
 
     def _found(self, rows: Rows, scores: Floats) -> list[Hit]:

@@ -1,4 +1,6 @@
-"""The order of operations from a raw vector to a final one, the same everywhere: truncate to `dim`, normalise.
+"""The order of operations from a raw vector to a final one, the same everywhere.
+
+    truncate to `dim` -> normalise -> the context's correction at `dim`, where there is one -> normalise
 
 Raw vectors, as a model gives them, are what is kept; final ones are what is compared.
 
@@ -17,9 +19,26 @@ from .errors import InputError
 Floats = npt.NDArray[np.float32]
 
 
-def final(raw: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Raw vectors -> vectors of length 1 in 32 bit."""
-    return unit(raw[:, :dim])
+LEAST_LENGTH = 1e-3  # of a corrected vector; what is shorter is rounding noise
+
+
+def final(raw: torch.Tensor, dim: int | None = None, correction: torch.Tensor | None = None) -> torch.Tensor:
+    """Raw vectors -> vectors of length 1 in 32 bit; `correction` is a context's map, (dim, dim).
+
+    >>> half = torch.tensor([[0.5, 0.0], [0.0, 1.0]])
+    >>> final(torch.tensor([[8.0, 3.0]]), correction=half).tolist()
+    [[0.8..., 0.6...]]
+    """
+    vectors = unit(raw[:, :dim])
+    if correction is None:
+        return vectors
+    corrected = vectors @ correction
+    return unit(torch.where(vanished(corrected), vectors, corrected))
+
+
+def vanished(corrected: torch.Tensor) -> torch.Tensor:
+    """Of which vectors a correction leaves next to nothing, (vectors, 1); they are kept as they were."""
+    return corrected.norm(dim=1, keepdim=True) < LEAST_LENGTH
 
 
 def unit(vectors: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,10 @@ text's vector does not depend on its neighbours.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,15 @@ import numpy.typing as npt
 import torch
 
 from .. import files
-from ..errors import InputError, ModelError
+from ..context import SIZE, Context
+from ..documents import Document
+from ..errors import IndexRefused, InputError, ModelError
 from ..progress import Progress, silent
 from ..tokens import Tokenizer
 from ..vectors import Floats, checked_dim, final
 from .backbone import Backbone, weight_files
 from .folder import Recipe, Shipped, find, read_recipe, shipped
+from .lane import Lane
 from .pooling import POOLINGS
 from .projection import Projection
 
@@ -57,7 +62,12 @@ class Encoded:
 
 
 class Encoder:
-    """A model that is ready to encode; `settings` is everything that shapes its vectors, as JSON."""
+    """A model that is ready to encode; `settings` is everything that shapes its raw vectors, as JSON.
+
+    `with_context` gives the same model bound to a context, `bound`: its final vectors know the corpus (lane.py).
+    """
+
+    bound: Context | None = None
 
     def __init__(
         self,
@@ -90,6 +100,8 @@ class Encoder:
                 f"the tokenizer of {name} gives ids up to {self._tokenizers['query'].highest_id}, but its weights know "
                 f"{backbone.vocabulary} tokens: one of the two is another model's, so fetch it again"
             )
+        self.lane = Lane()
+        self._correction = lru_cache(maxsize=8)(self._corrected_at)  # one per size, of a few hundred kilobytes each
 
     @property
     def device(self) -> str:
@@ -107,6 +119,56 @@ class Encoder:
             "max_document_tokens": self.max_document_tokens,
             "max_query_tokens": self.max_query_tokens,
         }
+
+    def context(
+        self,
+        corpus: Iterable[Document],
+        size: int = SIZE,
+        choice: str = "random",
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> Context:
+        """Choose documents of a corpus as its context (context.py says how), and encode them, once.
+
+        >>> encoder = load("tiny")
+        >>> context = encoder.context([Document(str(n), text=f"cat {n}") for n in range(9)], size=4)
+        >>> len(context), encoder.with_context(context).encode_queries(["a cat"]).dense.shape
+        (4, (1, 64))
+        """
+
+        def embed(texts: Sequence[str]) -> torch.Tensor:
+            return torch.from_numpy(self.encode_raw(texts, "document", progress).vectors)
+
+        return Context.of(corpus, embed, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+
+    def with_context(self, context: Context) -> Encoder:
+        """The same model, bound to a context that it made; one of no documents is none."""
+        if context.encoder != self.fingerprint:
+            raise IndexRefused(
+                f"the context was made by another encoder ({context.encoder[:12]}) than {self.name} "
+                f"({self.fingerprint[:12]}): make it anew with encoder.context"
+            )
+        return self._bound_to(context if len(context) else None)
+
+    def without_context(self) -> Encoder:
+        """The same model, bound to no context."""
+        return self._bound_to(None)
+
+    def _bound_to(self, context: Context | None) -> Encoder:
+        other = copy.copy(self)
+        other.bound = context
+        other._correction = lru_cache(maxsize=8)(other._corrected_at)
+        return other
+
+    def correction(self, dim: int | None = None) -> torch.Tensor | None:
+        """The map of the bound context for vectors of a size, (dim, dim); None where there is no context."""
+        return self._correction(checked_dim(dim, self.dim))
+
+    def _corrected_at(self, dim: int) -> torch.Tensor | None:
+        if self.bound is None:
+            return None
+        with torch.inference_mode():
+            return self.lane.matrix(final(self.bound.vectors, dim))
 
     def encode_documents(self, texts: Iterable[str], dim: int | None = None, progress: Progress = silent) -> Encoded:
         """Encode documents, each `(title + " " + text).strip()`.
@@ -143,8 +205,8 @@ class Encoder:
         return Raw(vectors, ends, cut)
 
     def _encode(self, texts: Iterable[str], role: str, dim: int | None, progress: Progress) -> Encoded:
-        dim = checked_dim(dim, self.dim)
-        return Encoded(final(torch.from_numpy(self.encode_raw(texts, role, progress).vectors), dim).numpy())
+        correction = self.correction(dim)
+        return Encoded(final(torch.from_numpy(self.encode_raw(texts, role, progress).vectors), dim, correction).numpy())
 
     def _vectors(self, texts: Sequence[Sequence[int]]) -> Floats:
         with torch.inference_mode():

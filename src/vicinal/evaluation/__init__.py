@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .collections import Collection
 from .measures import MAP, MRR, Measure, P, Recall, nDCG, score
-from .run import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS, MEASURES, ModeResult, Result, evaluate
+from .run import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS, MEASURES, NULL, OWN, ModeResult, Result, Shown, evaluate
 from .significance import compare
 
 __all__ = [
@@ -23,12 +23,15 @@ __all__ = [
     "MAX_QUERY_TOKENS",
     "MEASURES",
     "MRR",
+    "NULL",
+    "OWN",
     "Collection",
     "Measure",
     "ModeResult",
     "P",
     "Recall",
     "Result",
+    "Shown",
     "compare",
     "evaluate",
     "nDCG",

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..context import SIZE, Context, Embed
+from ..corpus import Corpus
 from ..encoder import Encoder
 from ..errors import InputError
 from ..index.base import NO_ROW
@@ -36,30 +38,82 @@ MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS = 192, 64
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A context to measure in: `own` (chosen from the collection), `null` (none), or what `source` says, under a name.
+
+    A context that is chosen is drawn once per seed; a saved one is what it is.
+    """
+
+    name: str
+    source: Corpus | Context | None = None
+    size: int = SIZE
+    choice: str = "random"
+
+    def draws(self, corpus: Corpus, encoder: Encoder, embed: Embed, seeds: int) -> list[Context | None]:
+        """The contexts to measure in; None is the model without one."""
+        if self.name == "null":
+            return [None]
+        if isinstance(self.source, Context):
+            return [self.source]
+        source = self.source or corpus
+        made = (
+            Context.of(source, embed, encoder=encoder.fingerprint, size=self.size, choice=self.choice, seed=seed)
+            for seed in range(seeds)
+        )
+        return list(made)
+
+
+NULL, OWN = Shown("null"), Shown("own")
+
+
+@dataclass(frozen=True)
 class ModeResult:
-    """What one mode reached: means over queries, and each query's own value."""
+    """What one mode reached: means over queries, and each query's own value; both are means over the draws.
+
+    `spread` has the lowest and the highest mean of a draw, where there were several.
+    """
 
     measures: Mapping[str, float]
     per_query: Mapping[str, Mapping[str, float]]
+    spread: Mapping[str, tuple[float, float]] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"measures": dict(self.measures), "per_query": self.per_query}
+        return told | ({"spread": {name: list(both) for name, both in self.spread.items()}} if self.spread else {})
+
+
+@dataclass(frozen=True)
+class ContextResult:
+    """What every mode reached in one context; `draws` tells which contexts these were."""
+
+    modes: Mapping[str, ModeResult]
+    draws: Sequence[Mapping[str, Any] | None]
+
+    def as_json(self) -> dict[str, Any]:
+        first = next(iter(self.modes.values())).as_json()
+        modes = {mode: result.as_json() for mode, result in self.modes.items()}
+        return first | {"modes": modes, "context": self.draws[0], "draws": list(self.draws)}
 
 
 @dataclass(frozen=True)
 class Result:
     """What `evaluate` found; `as_json` is the file that `compare` and reports read."""
 
-    modes: Mapping[str, ModeResult]
-    context: Mapping[str, Any] | None
+    contexts: Mapping[str, ContextResult]
     seconds: Mapping[str, float]
     settings: Mapping[str, Any]
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def modes(self) -> Mapping[str, ModeResult]:
+        """The results in the first context."""
+        return next(iter(self.contexts.values())).modes
+
     def as_json(self) -> dict[str, Any]:
-        first = next(iter(self.modes.values()))
+        contexts = {name: result.as_json() for name, result in self.contexts.items()}
         return {
-            "measures": dict(first.measures),
-            "modes": {mode: {"measures": r.measures, "per_query": r.per_query} for mode, r in self.modes.items()},
-            "per_query": first.per_query,
-            "context": self.context,
+            **next(iter(contexts.values())),
+            "contexts": contexts,
             "seconds": dict(self.seconds),
             "settings": dict(self.settings),
             "counts": dict(self.counts),
@@ -71,13 +125,15 @@ def evaluate(
     encoder: Encoder | None,
     modes: Sequence[str] = ("dense",),
     *,
+    contexts: Sequence[Shown] = (NULL,),
+    seeds: int = 1,
     dim: int | None = None,
     language: str = "auto",
     measures: Sequence[Measure] = MEASURES,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Result:
-    """Measure an encoder, BM25, or both together, on a collection.
+    """Measure an encoder in contexts, BM25, or both together, on a collection.
 
     >>> import vicinal
     >>> from vicinal.documents import Document
@@ -85,9 +141,11 @@ def evaluate(
     >>> collection = Collection("two", corpus, {"q": "do cats purr"}, {"q": {"a": 1}})
     >>> evaluate(collection, None, ["bm25"]).modes["bm25"].measures["nDCG@10"]
     1.0
+
+    `seeds` is the number of draws of every context that is chosen: measures are means over them.
     """
-    modes = list(dict.fromkeys(modes))
-    _check(modes, encoder, dim, language, measures)
+    modes, shown = list(dict.fromkeys(modes)), _named(contexts)
+    _check(modes, encoder, dim, language, measures, contexts, seeds)
     clock = Clock()
     with clock("read"):
         contents = {document.id: document.content for document in collection.corpus}
@@ -101,6 +159,8 @@ def evaluate(
         "collection": collection.name,
         "split": collection.split,
         "modes": modes,
+        "contexts": list(shown),
+        "seeds": seeds,
         "model": encoder and encoder.settings,
         "dim": dim,
         "language": language,
@@ -110,7 +170,7 @@ def evaluate(
     }
 
     @once
-    def dense() -> Dense:
+    def vectors() -> tuple[Cached, torch.Tensor, dict[str, Floats]]:
         assert encoder is not None, "_check has seen to it"
         cached = Cached(encoder, cache)
         with clock("encode_documents"):
@@ -118,8 +178,20 @@ def evaluate(
         with clock("encode_queries"):
             asked = cached.encode_raw(queries, "query", progress)
         counts.update(cut=documents.cut, cut_queries=asked.cut, encoded=cached.encoded)
-        known = dict(zip(queries, asked.vectors, strict=True))
-        return Remembered(known, Exact([torch.from_numpy(documents.vectors)], dim))
+        return cached, torch.from_numpy(documents.vectors), dict(zip(queries, asked.vectors, strict=True))
+
+    def drawn(context: Shown) -> list[Context | None]:
+        if encoder is None:
+            return [None]
+        with clock("context"):
+            return context.draws(collection.corpus, encoder, lambda part: embedded(vectors()[0], part), seeds)
+
+    def dense(context: Context | None) -> Dense:
+        assert encoder is not None, "_check has seen to it"
+        _, documents, known = vectors()
+        reader = encoder.without_context() if context is None else encoder.with_context(context)
+        engine = Exact([documents], dim, correction=reader.correction(dim))
+        return Dense(lambda asked: np.stack([known[query] for query in asked]), engine)
 
     @once
     def lexical() -> Lexical:
@@ -128,24 +200,58 @@ def evaluate(
         settings["language"] = engine.language
         return Lexical(engine)
 
-    results: dict[str, ModeResult] = {}
-    for mode in modes:
-        stage = scorer_of(mode, dense, lexical).top(depth)
+    @once
+    def measured(mode: str, context: Context | None) -> dict[str, dict[str, float]]:
+        stage = scorer_of(mode, lambda: dense(context), lexical).top(depth)
         found: list[list[str]] = []
         with clock("search"), progress(f"searching ({mode})", len(queries)) as advance:
             for ranking in rank(stage, queries, len(ids)):
                 found += [[ids[row] for row in rows if row != NO_ROW] for rows in ranking.rows]
                 advance(len(ranking))
         with clock("measure"):
-            run = dict(zip(collection.queries, found, strict=True))
-            per_query = score(collection.judgments, run, measures)
-        means = {name: sum(values.values()) / len(values) for name, values in per_query.items()}
-        results[mode] = ModeResult(means, per_query)
-    return Result(results, None, clock.seconds, settings, counts)
+            return score(collection.judgments, dict(zip(collection.queries, found, strict=True)), measures)
+
+    results = {}
+    for name, context in shown.items():
+        draws = drawn(context)
+        reached = {mode: _mean([measured(mode, d if "dense" in mode else None) for d in draws]) for mode in modes}
+        results[name] = ContextResult(reached, [d and d.describe() for d in draws])
+    return Result(results, clock.seconds, settings, counts)
+
+
+def embedded(cached: Cached, texts: Sequence[str]) -> torch.Tensor:
+    """The raw vectors of a context's documents, those of the collection's own from the cache."""
+    return torch.from_numpy(cached.encode_raw(texts, "document").vectors)
+
+
+def _named(contexts: Sequence[Shown]) -> dict[str, Shown]:
+    """Contexts by their names; where two have one name, the way of choosing is part of it."""
+    names = [context.name for context in contexts]
+    return {
+        context.name if names.count(context.name) == 1 else f"{context.name} {context.choice} {context.size}": context
+        for context in contexts
+    }
+
+
+def _mean(draws: Sequence[Mapping[str, Mapping[str, float]]]) -> ModeResult:
+    """Means over draws, and then over queries."""
+    per_query = {
+        name: {query: sum(draw[name][query] for draw in draws) / len(draws) for query in values}
+        for name, values in draws[0].items()
+    }
+    means = {name: [sum(draw[name].values()) / len(draw[name]) for draw in draws] for name in per_query}
+    spread = {name: (min(values), max(values)) for name, values in means.items()} if len(draws) > 1 else None
+    return ModeResult({name: sum(values) / len(values) for name, values in means.items()}, per_query, spread)
 
 
 def _check(
-    modes: Sequence[str], encoder: Encoder | None, dim: int | None, language: str, measures: Sequence[Measure]
+    modes: Sequence[str],
+    encoder: Encoder | None,
+    dim: int | None,
+    language: str,
+    measures: Sequence[Measure],
+    contexts: Sequence[Shown],
+    seeds: int,
 ) -> None:
     """Refuse at the door what would fail, or be ignored, after hours of encoding."""
     wrong = [mode for mode in modes if mode not in MODES]
@@ -159,19 +265,11 @@ def _check(
         raise InputError(f"--dim {dim} shortens vectors, and mode {modes[0]} has none: leave it out")
     if encoder is not None:
         checked_dim(dim, encoder.dim)
+    if not contexts or seeds < 1:
+        raise InputError(f"{len(contexts)} contexts and {seeds} draws of them were asked for: expected 1 or more of both")
     check_language(language)
     for measure in measures:
         measure.formula()
-
-
-class Remembered(Dense):
-    """Dense search for queries whose vectors are there already."""
-
-    def __init__(self, queries: Mapping[str, Floats], engine: Exact) -> None:
-        self.queries, self.engine = queries, engine
-
-    def _vectors(self, queries: Sequence[str]) -> Floats:
-        return np.stack([self.queries[query] for query in queries])
 
 
 class Clock:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from .. import __version__, files
+from ..context import Context
 from ..corpus import Corpus
 from ..documents import Document, DocumentStore
 from ..encoder import Encoder
@@ -34,6 +35,7 @@ from ..errors import DamagedIndex, IndexRefused, InputError, VicinalError
 from ..progress import Advance, Progress, silent, within
 from .lexical import BM25, check_language
 from .segments import (
+    CONTEXT,
     DENSE,
     DOCUMENTS,
     FORMAT,
@@ -75,6 +77,8 @@ class Order:
     keep_text: bool = True
     language: str = "auto"
     vectors: str | None = None
+    context: Context | None = None
+    effect: Callable[[DocumentStore], Mapping[str, Any]] | None = None  # what the context changes, measured once
 
     def request(self, corpus_fingerprint: str) -> dict[str, Any]:
         """Everything that shapes the index, as JSON."""
@@ -82,7 +86,7 @@ class Order:
             "corpus": corpus_fingerprint,
             "encoder": self.encoder and dict(self.encoder),
             "vectors": self.vectors,
-            "context": None,
+            "context": self.context and self.context.describe(),
             "engine": "exact",
             "representations": [DENSE],
             "dim": self.dim,
@@ -220,6 +224,7 @@ def _finished(
         counts = {**state["counts"], **_write_rows(segment, documents, make, progress)}
         _write_lexical(partial, segment, documents, order.language, progress)
         total = len(documents)
+        context = _write_context(segment, documents, order)
     if not order.keep_text:
         with files.writing(segment / DOCUMENTS) as name:
             DocumentStore.write_without_text(name, spool)
@@ -232,7 +237,7 @@ def _finished(
         passages=counts["passages"],
         text=order.keep_text,
         language=BM25.open(segment / LEXICAL).language if has_words else None,
-        context=None,
+        context=context,
         counts=counts,
         files=records_of(segment, progress),
         tombstones={},
@@ -320,6 +325,15 @@ def _write_rows(segment: Path, documents: DocumentStore, make: MakeRows, progres
             with_row += len(np.unique(stored["document"]))
             cut += int(stored["cut"][0])
     return {"passages": rows, "cut": cut, "empty": len(documents) - with_row}
+
+
+def _write_context(segment: Path, documents: DocumentStore, order: Order) -> dict[str, Any] | None:
+    """The context beside the rows that were encoded with it; what is said of it, for the manifest."""
+    if order.context is None:
+        return None
+    order.context.save(segment / CONTEXT)
+    effect = {"effect": dict(order.effect(documents))} if order.effect else {}
+    return order.context.describe() | effect
 
 
 def _write_tensors(path: Path, **tensors: npt.NDArray[Any]) -> None:

@@ -1,7 +1,7 @@
 """Exact search: every row is compared with every query. The default engine, and the truth that others are held to.
 
 Raw vectors come in as blocks of rows (16 or 32 bit, often memory-mapped); what is compared is derived from them in the
-order that holds everywhere: truncate to `dim`, normalise. Only `CHUNK_ROWS` rows are derived at a time, so memory stays
+order that holds everywhere (vectors.py), a context's correction included. Only `CHUNK_ROWS` rows are derived at a time, so memory stays
 flat as the corpus grows. Products are summed in 64 bit and rounded to 32 once: so equal rows have equal scores wherever
 they stand, and a query's scores do not depend on how many others are asked with it, nor on the number of threads.
 
@@ -28,9 +28,19 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 class Exact:
-    """Cosine similarity of raw query vectors with raw row vectors, both truncated to `dim`; `dead` rows are no hits."""
+    """Cosine similarity of raw query vectors with raw row vectors, both truncated to `dim`; `dead` rows are no hits.
 
-    def __init__(self, blocks: Sequence[torch.Tensor], dim: int | None = None, dead: Rows = NONE) -> None:
+    `correction` is the map of the context that both were encoded with, at `dim`.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[torch.Tensor],
+        dim: int | None = None,
+        dead: Rows = NONE,
+        correction: torch.Tensor | None = None,
+    ) -> None:
+        self.correction = correction
         self.raw = Blocks(blocks)
         self.full_dim = int(self.raw.blocks[0].shape[1]) if len(self.raw) else None
         self.dim = dim if self.full_dim is None else checked_dim(dim, self.full_dim)
@@ -65,7 +75,7 @@ class Exact:
 
     def vectors(self, rows: Rows) -> torch.Tensor:
         """The derived vectors of chosen rows."""
-        return final(self.raw.take(rows), self.dim)
+        return final(self.raw.take(rows), self.dim, self.correction)
 
     def _top(self, queries: Floats, k: int) -> Ranking:
         ranking = best(np.full((len(queries), k), -np.inf, dtype=np.float32), k)
@@ -78,7 +88,7 @@ class Exact:
         """The scores of all rows, a chunk at a time, each chunk with the number of its first row."""
         directions = self._directions(queries)
         for start, raw in self.raw.parts(CHUNK_ROWS):
-            scores = _products(directions, final(raw, self.dim))
+            scores = _products(directions, final(raw, self.dim, self.correction))
             first, last = np.searchsorted(self.dead, [start, start + len(raw)])
             scores[:, self.dead[first:last] - start] = -np.inf
             yield start, scores
@@ -89,7 +99,7 @@ class Exact:
                 f"the rows hold {self.full_dim}-dim vectors, the query has {queries.shape[1]}: "
                 "was it encoded by another model? Encode it with the model that the rows were encoded with"
             )
-        return final(torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)), self.dim)
+        return final(torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)), self.dim, self.correction)
 
 
 def _products(queries: torch.Tensor, rows: torch.Tensor) -> Floats:

@@ -6,6 +6,7 @@
         documents.sqlite               the documents: number, id, title, text, metadata
         passages-000000.safetensors    a row per passage: its document's number, where it starts and stops in the text
         dense-000000.safetensors ...   the same rows: raw vectors, 16 bit; other representations will stand beside them
+        context.safetensors            the context that the rows were encoded with, where there was one
         bm25/                          the lexical engine's own files
       tombstones/<name>.npy            the numbers of a segment's documents that are no longer part of the index
 
@@ -33,8 +34,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .. import files
+from ..context import Context
 from ..documents import DocumentStore
-from ..errors import DamagedIndex, IndexRefused
+from ..errors import DamagedIndex, IndexRefused, InputError
 from ..progress import Progress, silent
 from .base import Blocks, Rows
 from .lexical import BM25
@@ -46,6 +48,7 @@ SEGMENTS = "segments"
 DOCUMENTS = "documents.sqlite"
 PASSAGES, DENSE = "passages", "dense"
 LEXICAL = "bm25"
+CONTEXT = "context.safetensors"
 SPAN = ("document", "start", "stop")  # the tensors of a passages' file; `cut` is for the builder's count
 VECTOR_TYPES = (torch.float16, torch.float32)
 
@@ -318,6 +321,19 @@ class Segment:
         if len(bm25) != len(self):
             raise DamagedIndex(f"{self.folder / LEXICAL} has {len(bm25)} rows, its segment {len(self)}: rebuild it")
         return bm25
+
+    @cached_property
+    def context(self) -> Context | None:
+        """The context that its rows were encoded with."""
+        if self.record.context is None:
+            return None
+        try:
+            context = Context.load(self.folder / CONTEXT)
+        except InputError as error:
+            raise DamagedIndex(f"{error}; it is part of an index: restore it, or rebuild the index") from error
+        if context.fingerprint != self.record.context.get("fingerprint"):
+            raise DamagedIndex(f"{self.folder / CONTEXT} is another context than was written: restore it, or rebuild")
+        return context
 
     @cached_property
     def document_of(self) -> Rows:

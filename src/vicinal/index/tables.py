@@ -60,7 +60,7 @@ def encode(
     with files.writing(target) as partial, tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "documents.sqlite"
         counts = corpus.store(store, progress=progress)
-        about = {"corpus": counts.fingerprint, "model": encoder.settings, "role": role, "dim": dim, "context": None}
+        about = {"corpus": counts.fingerprint, "model": encoder.settings, "role": role, "dim": dim, "context": encoder.bound and encoder.bound.describe()}
         cut = 0
         with (
             DocumentStore.open(store) as documents,
@@ -72,23 +72,32 @@ def encode(
                 advance(len(window) - len(present))
                 raw = encoder.encode_raw([window[n].content for n in present], role, progress=within(advance))
                 vectors = np.zeros((len(window), dim), dtype=np.float32)
-                vectors[present] = final(torch.from_numpy(raw.vectors), dim).numpy()
+                vectors[present] = final(torch.from_numpy(raw.vectors), dim, encoder.correction(dim)).numpy()
                 writer.write_batch(_batch([[document.id for document in window]], vectors, writer.schema))
                 cut += raw.cut
     return counts.as_dict() | {"cut": cut}
 
 
-def export(target: Path, segments: Sequence[Segment], about: Mapping[str, Any], *, progress: Progress = silent) -> int:
+def export(
+    target: Path,
+    segments: Sequence[Segment],
+    corrections: Sequence[torch.Tensor | None],
+    about: Mapping[str, Any],
+    *,
+    progress: Progress = silent,
+) -> int:
     """Write the documents of segments, with their vectors where the file is Parquet, and return their number."""
     _check_kind(target, ".jsonl", ".parquet")
-    write = _write_parquet if target.suffix == ".parquet" else _write_jsonl
     total = sum(len(segment.documents) - len(segment.dead) for segment in segments)
     with files.writing(target) as partial, progress("exporting", total) as advance:
-        write(partial, segments, about, advance)
+        if target.suffix == ".parquet":
+            _write_parquet(partial, segments, corrections, about, advance)
+        else:
+            _write_jsonl(partial, segments, advance)
     return total
 
 
-def _write_jsonl(partial: Path, segments: Sequence[Segment], about: Mapping[str, Any], advance: Advance) -> None:
+def _write_jsonl(partial: Path, segments: Sequence[Segment], advance: Advance) -> None:
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         for segment in segments:
             for _, documents in _alive(segment):
@@ -99,11 +108,17 @@ def _write_jsonl(partial: Path, segments: Sequence[Segment], about: Mapping[str,
                 advance(len(documents))
 
 
-def _write_parquet(partial: Path, segments: Sequence[Segment], about: Mapping[str, Any], advance: Advance) -> None:
+def _write_parquet(
+    partial: Path,
+    segments: Sequence[Segment],
+    corrections: Sequence[torch.Tensor | None],
+    about: Mapping[str, Any],
+    advance: Advance,
+) -> None:
     schema = _schema(["id", "title", "text", "metadata"], about["dim"], about)
     with parquet.ParquetWriter(partial, schema) as writer:
-        for segment in segments:
-            engine = Exact(segment.dense)
+        for segment, correction in zip(segments, corrections, strict=True):
+            engine = Exact(segment.dense, correction=correction)
             if (np.diff(segment.document_of) < 0).any():
                 raise DamagedIndex(f"the passages of {segment.folder} are out of order: `vicinal verify` says where")
             for numbers, documents in _alive(segment):

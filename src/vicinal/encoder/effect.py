@@ -1,0 +1,79 @@
+"""How far a context moves vectors and rankings: against none, or against another one.
+
+Two readings of one model enter, with some documents; out come how near the two vectors of a text are, and how much of
+the ten best documents they have in common. A context that changes next to nothing is inert: it costs, and does not pay.
+
+>>> from vicinal.encoder import load
+>>> encoder = load("tiny")
+>>> documents = [Document(str(n), text=f"{word} {n}") for n, word in enumerate(["cats", "dogs", "stars"] * 20)]
+>>> reader = encoder.with_context(encoder.context(documents))
+>>> found = effect(reader, documents=documents)
+>>> found["documents"], found["top10"] < INERT
+(60, True)
+>>> effect(reader, reader, documents=documents)["top10"]
+1.0
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..context import draw
+from ..documents import Document
+from ..progress import Progress, silent
+from ..vectors import final
+from . import Encoder
+
+DOCUMENTS = 256
+QUERY_WORDS = 16
+DEPTH = 10
+INERT = 0.98  # of the ten best in common; measured: docs/log.md, "When a context is inert"
+
+_SENTENCE = re.compile(r"(?<=[.!?。！？])\s*")
+
+
+def effect(
+    reader: Encoder, other: Encoder | None = None, *, documents: Iterable[Document], progress: Progress = silent
+) -> dict[str, Any]:
+    """Compare two readings of one model, `other` being the one without context unless it is given.
+
+    `cosine` is the mean over documents and queries between a text's two vectors, `top10` the mean share of a
+    pseudo-query's ten best documents that both readings find.
+    """
+    other = reader.without_context() if other is None else other
+    drawn = draw(documents, DOCUMENTS)
+    texts = {
+        "document": [document.content for document in drawn],
+        "query": [pseudo_query(document) for document in drawn],
+    }
+    # Without attention, raw vectors do not depend on the context, so that one encoding serves both readings.
+    raw = {role: torch.from_numpy(reader.encode_raw(part, role, progress).vectors) for role, part in texts.items()}
+    mine = [final(part, None, reader.correction()) for part in raw.values()]
+    theirs = [final(part, None, other.correction()) for part in raw.values()]
+    depth = min(DEPTH, len(drawn))
+    common = [len(set(a) & set(b)) / depth for a, b in zip(_best(*mine, depth), _best(*theirs, depth), strict=True)]
+    cosines = (torch.cat(mine) * torch.cat(theirs)).sum(dim=1)
+    return {
+        "documents": len(drawn),
+        "cosine": round(float(cosines.mean()), 4) if drawn else 1.0,
+        "top10": round(sum(common) / len(common), 4) if common else 1.0,
+    }
+
+
+def pseudo_query(document: Document) -> str:
+    """What somebody might ask who looks for a document: its title, or the beginning of its first sentence.
+
+    >>> pseudo_query(Document("a", text="Cats purr. Dogs bark.")), pseudo_query(Document("b", "On bats", "They sleep."))
+    ('Cats purr.', 'On bats')
+    """
+    first = document.title.strip() or _SENTENCE.split(document.content, maxsplit=1)[0]
+    return " ".join(first.split()[:QUERY_WORDS])
+
+
+def _best(documents: torch.Tensor, queries: torch.Tensor, depth: int) -> list[list[int]]:
+    found: list[list[int]] = (queries @ documents.T).topk(depth, dim=1).indices.tolist()
+    return found
