@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers counts pairs: the order of ties must not depend on threads
+os.environ["TOKENIZERS_PARALLELISM"] = (
+    "false"  # before tokenizers counts pairs: the order of ties must not depend on threads
+)
 import tokenizers
 
 CORPUS = Path(__file__).parent.parent / "examples" / "legal-summ" / "corpus.jsonl.gz"
@@ -65,7 +67,9 @@ def make(folder: Path) -> None:
     def matrix(name: str, rows: int, columns: int, deviation: float) -> None:
         values = torch.randn(rows, columns, generator=random) * deviation
         scale = values.unflatten(1, (-1, GROUP)).abs().amax(dim=2) / 127
-        weights[f"{name}.int8"] = (values.unflatten(1, (-1, GROUP)) / scale[..., None]).round().flatten(1).to(torch.int8)
+        weights[f"{name}.int8"] = (
+            (values.unflatten(1, (-1, GROUP)) / scale[..., None]).round().flatten(1).to(torch.int8)
+        )
         weights[f"{name}.scale"] = scale
 
     def linear(name: str, rows: int, columns: int) -> None:

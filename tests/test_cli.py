@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 import vicinal
-from vicinal import cli
+from vicinal import cli, screen
 from vicinal.errors import CorpusError, DamagedIndex, InternalError, MissingExtra
 from vicinal.evaluation import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS
 from vicinal.search import MODES
@@ -516,6 +517,18 @@ def test_json_to_a_file_replaces_it_and_leaves_the_screen_to_people(built: Path,
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_verbs_that_write_files_report_what_they_wrote(corpus: Path) -> None:
+    index, vectors, out = (corpus.with_name(name) for name in ("docs.vicinal", "v.parquet", "out.jsonl"))
+    told = json.loads(run_well("index", corpus, "--model", "tiny", "--json", "-").stdout)
+    assert {"index", "is_new", "seconds"} <= set(told) and told["counts"]["empty"] == 1
+    assert (told["index"], told["is_new"]) == (str(index), True)
+    told = json.loads(run_well("encode", corpus, "-o", vectors, "--model", "tiny", "--dim", "8", "--json", "-").stdout)
+    assert set(told) == {"vectors", "role", "model", "context", "counts"}
+    assert (told["vectors"], told["model"]["dim"], told["counts"]["documents"]) == (str(vectors), 8, 4)
+    told = json.loads(run_well("export", index, "-o", out, "--json", "-").stdout)
+    assert told == {"file": str(out), "documents": 4}
+
+
 def test_json_that_could_not_be_written_is_refused_before_any_work(built: Path, tmp_path: Path) -> None:
     for target in (tmp_path, tmp_path / "no folder" / "hits.json", Path("/dev/null")):
         if target.exists() or not target.parent.exists():
@@ -527,6 +540,31 @@ def test_json_keeps_every_letter_whatever_the_terminal_can_show(built: Path) -> 
     runner = CliRunner(charset="latin-1")
     result = runner.invoke(cli.app, ["search", str(built), "night", "--mode", "bm25", "--json", "-"])
     assert json.loads(result.stdout_bytes.decode("utf-8"))["hits"][0]["metadata"] == {"tags": ["sky", "été"]}
+
+
+# --- Progress
+
+
+def test_progress_is_told_on_standard_error_and_quiet_silences_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "LINE_SECONDS", 0)
+    result = run_well("index", corpus, "--model", "tiny")
+    assert re.search(r"^encoding: 4 of 4, 0 s left$", result.stderr, re.MULTILINE)
+    assert "encoding" not in result.stdout
+    assert run_well("verify", corpus.with_name("docs.vicinal"), "--quiet").stderr == ""
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_wiped_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with screen.progress_on_stderr()("encoding", 10) as advance:
+        advance(5)
+        time.sleep(0.2)
+    assert "encoding" in terminal.getvalue() and "50 %" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K"), "the last thing it does is to clear its line"
 
 
 # --- How it ends.

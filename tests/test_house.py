@@ -142,6 +142,8 @@ def test_every_field_of_a_record_is_read_somewhere() -> None:
                         fields[f"{module}: {node.name}.{part.target.id}"] = part.target.id
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 read.add(node.attr)
+            elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(".get"):
+                read.add(ast.unparse(node.args[0]).strip("'"))
     provenance = {
         "index/segments.py: Manifest.vicinal"
     }  # the version that wrote an index: for people, and for bug reports

@@ -309,6 +309,7 @@ CORPORA = [
     # Parquet.
     refused("parquet-cut", "Parquet", "cut short", damaged(PARQUET, cut), "is damaged or cut short", skip=True),
     refused("parquet-flipped", "Parquet", "damaged in its end", damaged(PARQUET, lambda content: content[:-40] + b"\xff" * 32 + content[-8:]), "is damaged or cut short", skip=True),
+    refused("parquet-name", "Parquet", "column name that is not UTF-8", damaged(parquet(text=["a"], raw=["b"]), lambda content: content.replace(b"raw", b"r\xffw")), "is damaged or cut short ('utf-8' codec can't decode"),
     refused("parquet-not", "Parquet", "text under the name of Parquet", file("docs.parquet", GOOD), "is damaged or cut short"),
     refused("parquet-empty", "Parquet", "empty file", file("docs.parquet", b""), "is damaged or cut short"),
     refused("parquet-gz", "Parquet", "compressed as a whole", file("docs.parquet.gz", gzip.compress(b"PAR1")), "is of no kind that is known"),

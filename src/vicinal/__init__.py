@@ -37,7 +37,7 @@ _ROOMS = {
     "evaluate": "evaluation",
     "load": "encoder",
 }
-__all__ = ["__version__", *_ROOMS]  # noqa: PLE0604
+__all__ = ["__version__", *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,11 +29,10 @@ import typer
 
 from . import __version__, files
 from .errors import InputError, InternalError, VicinalError
-from .screen import complain, duration, progress_on_stderr, say, table
+from .screen import complain, duration, progress_on_stderr, say, say_beginning, table
 
 DEFAULT_MODEL = "granite-embedding-30m-english"
 STDOUT = Path("-")  # as --json takes it
-SNIPPET_CHARACTERS = 200
 
 Given = ParamSpec("Given")
 
@@ -363,8 +362,7 @@ def search(
         return
     for rank, hit in enumerate(hits, 1):
         say((f"{rank:>3}  {hit.score:.4f}  ", "dim"), (f"{hit.id}  {hit.title}".rstrip(), "bold"))
-        if hit.text.strip():
-            say(f"     {_snippet(hit.text)}")
+        say_beginning(hit.text, indent=5)
     if not hits:
         say("no hits")
 
@@ -596,9 +594,3 @@ def _size(count: int) -> str:
     from rich.filesize import decimal
 
     return decimal(count)
-
-
-def _snippet(text: str) -> str:
-    """The beginning of a text, on one line."""
-    line = " ".join(text[: 4 * SNIPPET_CHARACTERS].split())
-    return line if len(line) <= SNIPPET_CHARACTERS else f"{line[:SNIPPET_CHARACTERS].rsplit(' ', 1)[0]} ..."

@@ -91,6 +91,10 @@ def writing(final: Path) -> Iterator[Path]:
     try:
         yield partial
         publish(partial, final)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # of a file that was open already
+            raise OSError(error.errno, error.strerror, str(final)) from error
+        raise
     finally:
         remove(partial)
 
@@ -147,6 +151,8 @@ def explain(error: OSError) -> str:
     what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({what}): free some space, then run the same command again"
+    if error.errno == errno.EFBIG:
+        return f"no file may be that long here ({what}): choose another place, or raise the limit"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"no permission ({what}): choose a place that you may read and write"
     return what

@@ -9,13 +9,16 @@ red is [bold]not[/bold] �[31mred
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from .progress import Advance, Progress, silent
 
+LINE_CHARACTERS = 200  # of a text's beginning where there is no terminal to fit it to
 LINE_SECONDS = 10  # between two lines of progress where there is no terminal to draw on
 JOINERS = "\u200c\u200d"  # invisible, but Persian and the scripts of India are misspelt without them
 
@@ -43,6 +46,23 @@ def say(*parts: Part) -> None:
     from rich.text import Text
 
     Console(highlight=False).print(Text.assemble(*styled), soft_wrap=True)
+
+
+def say_beginning(text: str, *, indent: int) -> None:
+    """Print the beginning of a text: two lines of a terminal, or elsewhere one line.
+
+    >>> say_beginning("Cats purr\\nwhen they are content.", indent=4)
+        Cats purr when they are content.
+    >>> say_beginning("purr " * 1000, indent=4)
+        purr purr ... purr ...
+    """
+    width, lines = (shutil.get_terminal_size().columns, 2) if sys.stdout.isatty() else (LINE_CHARACTERS, 1)
+    width, margin = max(width, 40), " " * indent
+    beginning = printable(text[: 4 * width])
+    for line in textwrap.wrap(
+        beginning, width, max_lines=lines, placeholder=" ...", initial_indent=margin, subsequent_indent=margin
+    ):
+        say(line)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,19 +23,22 @@ Documents = list[Document]
 Make = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is flushed when is tested in test_crash.py; that the system does it would take most of the time here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture(scope="session")
 def library() -> Documents:
     """Forty documents, no two alike but for two, the last without text."""
     chance = np.random.default_rng(0)
     texts = [" ".join(chance.choice(WORDS, 3 + n % 9)) for n in range(39)]
     texts[20] = texts[3]
-    return [
-        *(
-            Document(f"id{n}", WORDS[n % 10].title(), text, {"year": 1980 + n, "tags": ["a", None]})
-            for n, text in enumerate(texts)
-        ),
-        Document("id39", metadata={"year": 0}),
+    kept = [
+        Document(f"id{n}", WORDS[n % 10].title(), text, {"year": n, "tags": [None]}) for n, text in enumerate(texts)
     ]
+    return [*kept, Document("id39", metadata={"year": 0})]
 
 
 def vectors_of(documents: Sequence[Document]) -> np.ndarray:

@@ -120,14 +120,9 @@ def build(
                     f"{target} exists and differs in {difference}: "
                     "--overwrite replaces it, -o NAME puts the new one elsewhere"
                 )
-        state = _begun(partial, corpus, order, progress)
+        state = _taken_up(partial, target, corpus, order, progress) or _begun(partial, corpus, order, progress)
+        segment = _segment(partial, target, state["request"])
         try:
-            name = _segment_name(target, state["request"])
-            segment = partial / "index" / SEGMENTS / name
-            if (target / SEGMENTS / name).exists() and not segment.exists():
-                files.remove(partial / "index")
-                segment.parent.mkdir(parents=True)
-                files.rename(target / SEGMENTS / name, segment)  # interrupted just before the manifest
             record = _finished(partial, segment, state, make, order, progress)
         except VicinalError:
             files.remove(partial)
@@ -181,18 +176,33 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [name for name in other if counting(one.get(name)) != counting(other[name])]
 
 
+def _taken_up(
+    partial: Path, target: Path, corpus: Corpus, order: Order, progress: Progress
+) -> dict[str, Any] | None:
+    """What an interrupted build of the same request left; None where there is nothing to go on with."""
+    if not (partial / STATE).exists():
+        return None
+    kept: dict[str, Any] = json.loads((partial / STATE).read_bytes())
+    request = order.request(corpus.fingerprint(progress=progress))
+    if kept["version"] != [FORMAT, __version__] or _differences(kept["request"], request):
+        return None
+    segment = _segment(partial, target, request)
+    placed = target / SEGMENTS / segment.name
+    if placed.exists() and not segment.exists():  # interrupted just before the manifest
+        _make_folders(segment.parent)
+        files.publish(placed, segment)
+    if not _source(partial, segment, order).exists():
+        return None
+    for unfinished in partial.rglob(".*.partial"):
+        files.remove(unfinished)
+    return kept | {"request": request}
+
+
 def _begun(partial: Path, corpus: Corpus, order: Order, progress: Progress) -> dict[str, Any]:
-    """The documents, in `partial`; what an interrupted build of the same request left there is taken up."""
-    if (partial / STATE).exists():
-        kept: dict[str, Any] = json.loads((partial / STATE).read_bytes())
-        asked = order.request(corpus.fingerprint(progress=progress))
-        if kept["version"] == [FORMAT, __version__] and not _differences(kept["request"], asked):
-            for unfinished in partial.rglob(".*.partial"):
-                files.remove(unfinished)
-            return kept | {"request": asked}
+    """The documents in `partial`, and what is known of them; where that is refused, nothing."""
     files.remove(partial)
     try:
-        partial.mkdir()
+        _make_folders(partial)
         with files.writing(partial / DOCUMENTS) as name:
             counts = corpus.store(name, progress=progress)
         numbers = {key: value for key, value in counts.as_dict().items() if isinstance(value, int) and key != "rows"}
@@ -204,32 +214,47 @@ def _begun(partial: Path, corpus: Corpus, order: Order, progress: Progress) -> d
     return state
 
 
-def _segment_name(target: Path, request: Mapping[str, Any]) -> str:
-    """The name of a request's segment: another request has another name, and no name is taken twice in one index."""
+def _segment(partial: Path, target: Path, request: Mapping[str, Any]) -> Path:
+    """Where the segment of a request is written: each has its own name, and no name is taken twice in one index."""
     taken: set[str] = set()
     if (target / MANIFEST).exists():
         with contextlib.suppress(DamagedIndex):
             taken = {segment.name for segment in Manifest.read(target).segments}
     name = f"segment-{files.fingerprint_of(request)[:16]}"
-    return next(n for n in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if n not in taken)
+    names = itertools.chain([name], (f"{name}-{count}" for count in itertools.count(2)))
+    return partial / "index" / SEGMENTS / next(name for name in names if name not in taken)
+
+
+def _source(partial: Path, segment: Path, order: Order) -> Path:
+    """The documents with their text: in the segment only at the end, and only where they are to stay in it."""
+    spool = partial / DOCUMENTS
+    return segment / DOCUMENTS if order.keep_text and not spool.exists() else spool
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder, and those above it, so that a crash does not lose what is published inside."""
+    if not folder.exists():
+        _make_folders(folder.parent)
+        folder.mkdir()
+        files.flush(folder.parent)
 
 
 def _finished(
     partial: Path, segment: Path, state: Mapping[str, Any], make: MakeRows, order: Order, progress: Progress
 ) -> SegmentRecord:
     """Everything that is missing of a segment, written; what is there already stays."""
-    segment.mkdir(parents=True, exist_ok=True)
-    spool = partial / DOCUMENTS
-    with DocumentStore.open(spool if spool.exists() else segment / DOCUMENTS) as documents:
+    _make_folders(segment)
+    source = _source(partial, segment, order)
+    with DocumentStore.open(source) as documents:
         counts = {**state["counts"], **_write_rows(segment, documents, make, progress)}
         _write_lexical(partial, segment, documents, order.language, progress)
         total = len(documents)
         context = _write_context(segment, documents, order)
     if not order.keep_text:
         with files.writing(segment / DOCUMENTS) as name:
-            DocumentStore.write_without_text(name, spool)
-    elif spool.exists():
-        files.rename(spool, segment / DOCUMENTS)
+            DocumentStore.write_without_text(name, source)
+    elif source != segment / DOCUMENTS:
+        files.publish(source, segment / DOCUMENTS)
     has_words = (segment / LEXICAL).exists()
     return SegmentRecord(
         name=segment.name,

@@ -20,6 +20,7 @@ stored beside it, so that the rows of several segments can be scored as one corp
 
 from __future__ import annotations
 
+import errno
 import json
 import operator
 from array import array
@@ -84,11 +85,6 @@ class BM25:
         rows = len(postings.counts)
         matrix = postings.matrix(len(numbers.terms))
         engine = _engine(matrix.scores, matrix.rows, matrix.starts, rows, numbers.terms)
-        engine.save(folder)
-        # Again, for its bytes would depend on whether a faster JSON library is installed.
-        _write_json(folder / VOCABULARY, numbers.terms)
-        np.save(folder / FREQUENCIES, matrix.frequencies, allow_pickle=False)
-        np.save(folder / LENGTHS, matrix.lengths, allow_pickle=False)
         settings = {
             "rules": RULES,
             "language": found,
@@ -99,7 +95,17 @@ class BM25:
             "k1": K1,
             "b": B,
         }
-        _write_json(folder / SETTINGS, settings)
+        try:
+            engine.save(folder)
+            # Again, for its bytes would depend on whether a faster JSON library is installed.
+            _write_json(folder / VOCABULARY, numbers.terms)
+            np.save(folder / FREQUENCIES, matrix.frequencies, allow_pickle=False)
+            np.save(folder / LENGTHS, matrix.lengths, allow_pickle=False)
+            _write_json(folder / SETTINGS, settings)
+        except OSError as error:
+            if error.errno is None:  # numpy does not say why it wrote less than it wanted: the disk is full
+                raise OSError(errno.ENOSPC, str(error), str(folder)) from error
+            raise
         return cls(engine, settings, matrix.frequencies, matrix.lengths)
 
     @classmethod
