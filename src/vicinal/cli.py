@@ -164,9 +164,12 @@ Model = Annotated[
     str,
     typer.Option("--model", metavar="M", help="A shipped name (see `models`), a folder, or owner/name on the hub."),
 ]
-Context = Annotated[
-    str, typer.Option("--context", metavar="null", help="The documents shown to the encoder: null, none of them.")
-]
+CONTEXT_HELP = "The documents that the model is shown: own, some of CORPUS; null, none; a saved one, or another corpus."
+Context = Annotated[str, typer.Option("--context", metavar="own|null|PATH", help=CONTEXT_HELP)]
+ContextSize = Annotated[int, typer.Option("--context-size", metavar="N", help="How many documents the model is shown.")]
+CHOICE_NAMES = "random|medoids|coverage|density"
+ContextChoice = Annotated[str, typer.Option("--context-choice", metavar=CHOICE_NAMES, help="How they are chosen.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Which draw.")]
 Precision = Annotated[
     str,
     typer.Option(
@@ -229,7 +232,10 @@ def index(
         typer.Option("-o", metavar="INDEX", show_default="beside CORPUS: docs.jsonl -> docs.vicinal", help="Where to."),
     ] = None,
     model: Model = DEFAULT_MODEL,
-    context: Context = "null",
+    context: Context = "own",
+    context_size: ContextSize = 128,
+    context_choice: ContextChoice = "random",
+    seed: Seed = 0,
     engine: Annotated[str, typer.Option("--engine", metavar="exact", help="How vectors are searched.")] = "exact",
     representations: Annotated[
         str, typer.Option("--representations", metavar="dense", help="What is kept of documents beside their words.")
@@ -256,7 +262,6 @@ def index(
     from .index.build import check_target
     from .search import Index
 
-    _only("--context", context, "null")
     _only("--engine", engine, "exact")
     _only("--representations", representations, "dense")
     target = target or default_index_name(corpus)
@@ -269,15 +274,15 @@ def index(
         max_document_tokens=max_document_tokens,
         max_query_tokens=max_query_tokens,
     )
-    start = time.monotonic()
+    start, progress = time.monotonic(), progress_on_stderr(quiet)
     with Index.build(
         target,
-        encoder,
+        encoder.in_context(context, source, context_size, context_choice, seed, progress),
         source,
         overwrite=overwrite,
         keep_text=not no_text,
         language=language,
-        progress=progress_on_stderr(quiet),
+        progress=progress,
     ) as built:
         seconds = round(time.monotonic() - start, 3)
         is_new, found = built.is_new, built.info()
@@ -285,6 +290,7 @@ def index(
         return
     if is_new:
         _say_counts(found["counts"], encoder.max_document_tokens)
+        say(_context(found["context"]))
         say((str(target), "bold"), f": {_size(found['bytes'])}, {_model(found['model'])}, {duration(seconds)}")
     else:
         say((str(target), "bold"), " is there already, of the same corpus and settings: nothing to do")
@@ -299,7 +305,10 @@ def encode(
     ],
     role: Annotated[str, typer.Option("--as", metavar="document|query", help="What the texts are.")] = "document",
     model: Model = DEFAULT_MODEL,
-    context: Context = "null",
+    context: Context = "own",
+    context_size: ContextSize = 128,
+    context_choice: ContextChoice = "random",
+    seed: Seed = 0,
     dim: Dim = None,
     precision: Precision = "auto",
     device: Device = "auto",
@@ -319,7 +328,11 @@ def encode(
     from .encoder import load
     from .index import tables
 
-    _only("--context", context, "null")
+    if role == "query" and context == "own":
+        raise InputError(
+            "queries have no context of their own: give the one of the documents that they are asked of "
+            "(--context CORPUS, or a saved one), or --context null"
+        )
     source = Corpus.read(file, skip_bad_rows=skip_bad_rows)
     if target.exists() and target.samefile(file):
         raise InputError(f"{target} is the corpus itself: choose another name for its vectors")
@@ -330,9 +343,12 @@ def encode(
         max_document_tokens=max_document_tokens,
         max_query_tokens=max_query_tokens,
     )
-    counts = tables.encode(target, encoder, source, role, dim=dim, progress=progress_on_stderr(quiet))
+    progress = progress_on_stderr(quiet)
+    reader = encoder.in_context(context, source, context_size, context_choice, seed, progress)
+    counts = tables.encode(target, reader, source, role, dim=dim, progress=progress)
     settings = encoder.settings | {"dim": dim or encoder.dim}
-    result = {"vectors": str(target), "role": role, "model": settings, "context": None, "counts": counts}
+    described = reader.bound and reader.bound.describe()
+    result = {"vectors": str(target), "role": role, "model": settings, "context": described, "counts": counts}
     if _report(result, json) and not quiet:
         _say_counts(counts, settings[f"max_{role}_tokens"])
         say((str(target), "bold"), f": {_model(settings)}")
@@ -357,7 +373,7 @@ def search(
     with Index.open(index) as opened:
         hits = opened.search(query, k, mode, dim)
         if "dense" in mode:
-            settings |= {"model": opened.encoder.name, "dim": dim or opened.encoder.dim}
+            settings |= {"model": opened.encoder.name, "dim": dim or opened.encoder.dim, "context": opened.context}
     if not _report({"query": query, "hits": [as_json(hit) for hit in hits], "settings": settings}, json):
         return
     for rank, hit in enumerate(hits, 1):
@@ -378,7 +394,25 @@ def evaluate(
         ),
     ] = None,
     dim: Dim = None,
-    context: Context = "null",
+    context: Annotated[
+        list[str] | None,
+        typer.Option("--context", metavar="own|null|PATH", show_default="own", help=CONTEXT_HELP + " May be repeated."),
+    ] = None,
+    context_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context-size", metavar="N", show_default="128", help="How many documents it is shown; may be repeated."
+        ),
+    ] = None,
+    context_choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--context-choice", metavar=CHOICE_NAMES, show_default="random", help="How they are chosen; may be repeated."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", help="How many contexts are drawn; measures are means over them.")
+    ] = 1,
     max_document_tokens: Annotated[
         int, typer.Option("--max-document-tokens", metavar="N", help="How much of a document the model reads.")
     ] = 192,
@@ -399,12 +433,17 @@ def evaluate(
     Example:  vicinal evaluate scifact --mode dense --mode bm25 --json scifact.json
     """
     from .encoder import load
-    from .evaluation import Collection
+    from .evaluation import Collection, Shown
     from .evaluation import evaluate as measured
     from .search import MODES
 
-    _only("--context", context, "null")
     modes = mode or MODES
+    contexts = [
+        Shown.of(asked, size, choice)
+        for asked in dict.fromkeys(context or ["own"])
+        for size in (context_size or [128] if asked != "null" else [128])
+        for choice in (context_choice or ["random"] if asked != "null" else ["random"])
+    ]
     judged = Collection.read(collection, split)
     encoder = None
     if any("dense" in name for name in modes):
@@ -415,7 +454,8 @@ def evaluate(
             max_document_tokens=max_document_tokens,
             max_query_tokens=max_query_tokens,
         )
-    found = measured(judged, encoder, modes, dim=dim, language=language, progress=progress_on_stderr(quiet))
+    progress = progress_on_stderr(quiet)
+    found = measured(judged, encoder, modes, contexts=contexts, seeds=seeds, dim=dim, language=language, progress=progress)
     result = found.as_json()
     if not _report(result, json):
         return
@@ -423,9 +463,16 @@ def evaluate(
     if encoder is not None:
         say(_model(encoder.settings | {"dim": dim or encoder.dim}))
     say()
-    rows = [[name, *(f"{100 * value:.1f}" for value in r.measures.values())] for name, r in found.modes.items()]
-    table(["x 100", *result["measures"]], rows)
+    rows = [
+        [mode, name if "dense" in mode else "", *(f"{100 * value:.1f}" for value in r.measures.values())]
+        for name, reached in found.contexts.items()
+        for mode, r in reached.modes.items()
+        if "dense" in mode or name == next(iter(found.contexts))  # words know no context
+    ]
+    table(["x 100", "context", *result["measures"]], rows, text=2)
     say()
+    if seeds > 1:
+        say(f"means over {seeds} draws of each context that is chosen")
     say("seconds: " + ", ".join(f"{what.replace('_', ' ')} {took:.1f}" for what, took in found.seconds.items()))
 
 
@@ -473,15 +520,27 @@ def _read_result(path: Path) -> Any:
 
 
 @verb
-def info(index: IndexFolder, json: Json = None) -> None:
+def info(
+    index: IndexFolder,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="CORPUS", help="Measure how far the context of this corpus would move it."),
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
     """Show what an index holds, and how it was made.
 
     Example:  vicinal info docs.vicinal
     """
+    from .corpus import Corpus
     from .search import Index
 
     with Index.open(index) as opened:
         found = opened.info()
+        if against is not None:
+            moved = opened.against(Corpus.read(against), progress=progress_on_stderr(quiet))
+            found["against"] = {"corpus": str(against), **moved}
     if not _report(found, json):
         return
     model = found["model"]
@@ -491,7 +550,9 @@ def info(index: IndexFolder, json: Json = None) -> None:
     say(f"model     {_model(model) if model else 'of another library: its vectors were handed in'}")
     if model:
         say(f"tokens    {model['max_document_tokens']} of a document, {model['max_query_tokens']} of a query at most")
-    say(f"context   {found['context'] or 'null'}")
+    say(_context(found["context"]))
+    if "against" in found:
+        say(f"against   {found['against']['corpus']}: {_effect(found['against'])}")
     say(f"words     {found['lexical'] or 'none to search by'}")
     say(f"text      {'not kept, so refused: ' + ', '.join(found['refused']) if found['refused'] else 'kept'}")
 
@@ -588,6 +649,21 @@ def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:
 
 def _model(settings: Mapping[str, Any]) -> str:
     return f"{settings['name']} ({settings['dim']} dimensions, {settings['precision']})"
+
+
+def _context(context: Mapping[str, Any] | None) -> str:
+    if context is None:
+        return "context   null"
+    fewer = f" ({context['size']:,} were asked for)" if context["documents"] < context["size"] else ""
+    told = f"context   {context['documents']:,} documents{fewer}, {context['choice']}, seed {context['seed']}"
+    return f"{told}; against null: {_effect(context['effect'])}"
+
+
+def _effect(effect: Mapping[str, Any]) -> str:
+    from .encoder.effect import INERT
+
+    told = f"cosine {effect['cosine']:.3f}, {100 * effect['top10']:.0f} % of the ten best stay"
+    return told + (" (WARNING: that is noise, so this context is inert)" if effect["top10"] >= INERT else "")
 
 
 def _size(count: int) -> str:

@@ -32,6 +32,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from . import files
+from .corpus import Corpus
 from .documents import Document
 from .errors import InputError
 from .vectors import unit
@@ -40,6 +41,7 @@ CHOICES = ("random", "medoids", "coverage", "density")
 SIZE = 128
 POOL = 2048  # documents that are embedded so that some of them can be chosen: k-means and greedy choice stay under seconds
 FORMAT = 1
+SUFFIX = ".safetensors"  # of a saved context
 
 Embed = Callable[[Sequence[str]], Tensor]
 
@@ -147,6 +149,11 @@ class Context:
             "ids": list(self.ids),
             "texts": self.texts,
         }
+
+
+def source_of(asked: str) -> Context | Corpus:
+    """What a PATH stands for where a context is asked for: a saved one, or a corpus to choose one from."""
+    return Context.load(asked) if asked.endswith(SUFFIX) else Corpus.read(asked)
 
 
 def draw(corpus: Iterable[Document], size: int, seed: int = 0) -> list[Document]:

@@ -44,7 +44,7 @@ from .progress import Progress, silent
 from .vectors import checked_dim
 
 SCORES_AT_ONCE = 1 << 24  # 64 MB of scores: more queries than fit are taken in turns
-NEED_TEXT = ("export",)  # verbs that are refused where an index keeps no text
+NEED_TEXT = ("export", "info --against")  # verbs that are refused where an index keeps no text
 BM25_WEIGHT = 0.5  # of dense+bm25; measured on three collections kept for choosing, docs/log.md
 
 
@@ -416,6 +416,18 @@ class Index:
         """The rows of documents that are no longer part of the index."""
         dead = [start + segment.dead_rows for start, segment in zip(self._starts, self.segments, strict=False)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *dead])
+
+    def against(self, corpus: Corpus, *, progress: Progress = silent) -> dict[str, Any]:
+        """How far the context of another corpus, chosen in the same way, moves vectors and rankings from our own."""
+        if self.context is None:
+            raise IndexRefused(f"{self.path} was encoded without a context, so none can be compared with it")
+        if not self._keeps_text:
+            raise IndexRefused(f"{self.path} keeps no text, and contexts are compared on texts: index without --no-text")
+        reader = self._reader(self.segments[0])
+        assert reader is not None and reader.bound is not None
+        asked = reader.bound.request
+        other = reader.with_context(reader.context(corpus, asked.size, asked.choice, asked.seed, progress))
+        return effect(reader, other, documents=self.segments[0].documents, progress=progress)
 
     @property
     def context(self) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from .. import files
-from ..context import SIZE, Context
+from ..context import SIZE, Context, source_of
 from ..documents import Document
 from ..errors import IndexRefused, InputError, ModelError
 from ..progress import Progress, silent
@@ -140,6 +140,22 @@ class Encoder:
             return torch.from_numpy(self.encode_raw(texts, "document", progress).vectors)
 
         return Context.of(corpus, embed, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+
+    def in_context(
+        self,
+        asked: str,
+        corpus: Iterable[Document],
+        size: int = SIZE,
+        choice: str = "random",
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> Encoder:
+        """The same model in the context that a word asks for: own (chosen from the corpus), null (none), or a PATH."""
+        if asked == "null":
+            return self.without_context()
+        source = corpus if asked == "own" else source_of(asked)
+        made = source if isinstance(source, Context) else self.context(source, size, choice, seed, progress)
+        return self.with_context(made)
 
     def with_context(self, context: Context) -> Encoder:
         """The same model, bound to a context that it made; one of no documents is none."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..context import SIZE, Context, Embed
+from ..context import SIZE, Context, Embed, source_of
 from ..corpus import Corpus
 from ..encoder import Encoder
 from ..errors import InputError
@@ -48,6 +48,11 @@ class Shown:
     source: Corpus | Context | None = None
     size: int = SIZE
     choice: str = "random"
+
+    @classmethod
+    def of(cls, asked: str, size: int = SIZE, choice: str = "random") -> Shown:
+        """The context that a word asks for: own, null, or the PATH of a saved one or of another corpus."""
+        return cls(asked, None if asked in ("own", "null") else source_of(asked), size, choice)
 
     def draws(self, corpus: Corpus, encoder: Encoder, embed: Embed, seeds: int) -> list[Context | None]:
         """The contexts to measure in; None is the model without one."""
