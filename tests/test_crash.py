@@ -283,23 +283,15 @@ def test_the_model_of_the_disk_forgets_what_was_not_flushed(tmp_path: Path) -> N
     found = {}
     for kind in ("nothing", "everything"):
         disk.after_a_crash(tmp_path / kind, CHANCES[kind](random.Random(0)))
-        found[kind] = {
-            p.relative_to(tmp_path / kind).as_posix(): p.read_text()
-            for p in (tmp_path / kind).rglob("*")
-            if p.is_file()
-        }
+        found[kind] = bytes_of(tmp_path / kind)
     disk.close()
-    assert found["nothing"] == {"kept": "kept", "new": "", "named": ""}
-    assert found["everything"] == bytes_as_text(root)
-
-
-def bytes_as_text(root: Path) -> dict[str, str]:
-    return {name: content.decode() for name, content in bytes_of(root).items()}
+    assert found["nothing"] == {"kept": b"kept", "new": b"", "named": b""}
+    assert found["everything"] == bytes_of(root)
 
 
 # --- Processes are killed.
 
-CORPUS = [{"id": str(n), "text": f"document {n} of {n * 7919 % 1000} words"} for n in range(1500)]
+CORPUS = [{"id": str(n), "text": f"document {n} of {n * 7919 % 1000} words"} for n in range(1000)]
 
 # One process imports everything once, and forks for every run: so each moment of a run counts, and none of its start.
 FORKING = """
@@ -310,7 +302,8 @@ from vicinal.index import build as building
 from vicinal.index.segments import verify
 import torch
 torch.set_num_threads(1)
-index, rows, kills, seed = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_bytes()), int(sys.argv[3]), int(sys.argv[4])
+index, rows = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_bytes())
+kills, seed = map(int, sys.argv[3:])
 building.WINDOW_DOCUMENTS = 100
 
 def run(target):
@@ -364,9 +357,8 @@ def command(*arguments: object) -> list[str]:
 
 def corpus_of(tmp_path: Path, count: int) -> Path:
     path = tmp_path / "docs.jsonl"
-    path.write_text(
-        "".join(json.dumps({"id": str(n), "text": f"row {n} of {n * 7919 % 1000}"}) + "\n" for n in range(count))
-    )
+    rows = ({"id": str(n), "text": f"row {n} of {n * 7919 % 1000}"} for n in range(count))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -423,23 +415,41 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index(tmp_path: Path, tiny: Encoder) -> None:
-    rows = [{"text": f"rent {n} roof " * 3} for n in range(200)]
+def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index(
+    tmp_path: Path, tiny: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": " ".join(f"w{n * m % 997}" for m in range(1, 9))} for n in range(200)]
     Index.build(tmp_path / "whole", tiny, Corpus.read(rows)).close()
-    largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
-    spooled = Corpus.read(rows)
-    len(spooled)
-    said = set()
-    for size in [0, 100, *range(1000, largest, largest // 25)]:
-        with pytest.raises(OSError) as failure, no_file_longer_than(size):
-            Index.build(tmp_path / "i", tiny, spooled)
-        assert not isinstance(failure.value, VicinalError) and not (tmp_path / "i").exists()
-        sentence = files.explain(failure.value)
-        said.add(sentence.split(":")[0].split(" (")[0])
-        assert "\n" not in sentence and len(sentence) > 20
-    assert said <= {"no file may be that long here", "the disk is full", "disk I/O error"} and len(said) > 1, said
-    Index.build(tmp_path / "i", tiny, spooled).close()
-    assert bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole") and names(tmp_path) == ["i", "whole"]
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def limited(size: int) -> str:
+        with no_file_longer_than(size):
+            try:
+                Index.build(tmp_path / "i", tiny, Corpus.read(tmp_path / "docs.jsonl")).close()
+                return ""
+            except OSError as failure:
+                assert not isinstance(failure, VicinalError) and not (tmp_path / "i").exists()
+                return files.explain(failure)
+
+    def stop(vectors: object) -> None:
+        raise KeyboardInterrupt
+
+    said = [limited(size) for size in range(0, 20_000, 4096)]  # too little for the documents
+    assert all(said) and names(tmp_path) == ["docs.jsonl", "whole"], "no part of them is of use"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building, "storable", stop)
+        Index.build(tmp_path / "i", tiny, Corpus.read(rows))
+    for size in range(0, 1 << 20, 1024):  # for what comes after them
+        said.append(limited(size))
+        if not said[-1]:
+            break
+    assert {sentence.split(" (")[0] for sentence in said[:-1]} == {
+        "no file may be that long here",
+        "the disk is full",
+        "disk I/O error",
+    }
+    assert not any("\n" in sentence for sentence in said) and sum("dense-" in sentence for sentence in said) > 1
+    assert bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole") and names(tmp_path) == ["docs.jsonl", "i", "whole"]
 
 
 def test_a_database_that_fills_the_disk_says_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
