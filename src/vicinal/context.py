@@ -59,6 +59,8 @@ class Request:
             raise InputError(f"there is no way {self.choice!r} to choose a context: take one of {', '.join(CHOICES)}")
         if self.size < 1:
             raise InputError(f"a context of {self.size} documents was asked for: expected 1 or more, or --context null")
+        if self.seed < 0:
+            raise InputError(f"the seed {self.seed} was asked for: expected 0 or more")
 
 
 @dataclass(frozen=True, eq=False)

@@ -349,12 +349,14 @@ def test_what_must_be_known_and_is_not_is_refused_and_not_called_damage(
         assert not isinstance(refusal.value, DamagedIndex)
 
 
-def test_a_context_is_refused_until_there_is_one(index: Path) -> None:
+def test_a_context_that_is_named_but_not_there_is_damage(index: Path) -> None:
     body = body_of(index)
-    body["segments"][0]["context"] = {"fingerprint": "x"}
+    effect = {"documents": 1, "cosine": 1.0, "top10": 1.0}
+    context = {"fingerprint": "x", "documents": 1, "size": 1, "choice": "random", "seed": 0, "effect": effect}
+    body["segments"][0]["context"] = context
     forge(index, body)
-    with pytest.raises(IndexRefused, match="context"):
-        Index.open(index)
+    with pytest.raises(DamagedIndex, match=r"context\.safetensors"):
+        Index.open(index).search("a question")
 
 
 def test_whatever_byte_of_whatever_file_is_changed_nothing_but_a_sentence_comes_of_it(index: Path) -> None:

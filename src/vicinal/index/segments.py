@@ -155,6 +155,14 @@ ENCODER = {
     "max_document_tokens": COUNT,
     "max_query_tokens": COUNT,
 }
+CONTEXT_SHAPE = {
+    "fingerprint": str,
+    "documents": COUNT,
+    "size": COUNT,
+    "choice": str,
+    "seed": COUNT,
+    "effect": {"documents": COUNT, "cosine": float, "top10": float},
+}
 SHAPE = {
     "encoder": (None, ENCODER),
     "representations": {DENSE: {"dim": COUNT}},
@@ -166,7 +174,7 @@ SHAPE = {
             "passages": COUNT,
             "text": bool,
             "language": (None, str),
-            "context": (None, dict),
+            "context": (None, CONTEXT_SHAPE),
             "counts": {str: COUNT},
             "files": FILES,
             "tombstones": FILES,
