@@ -1,12 +1,12 @@
-"""What a context is worth on the choosing collections: `python benchmarks/choosing.py [NAME...] [--size N]... [--choice C]...`.
+"""What a context is worth on the choosing collections: `python benchmarks/choosing.py [NAME...] [--size N]...`.
 
-Prints one JSON line per collection: nDCG@10 x 100 without context, and own minus null for every way of choosing and every
-size, as the mean over `--seeds` draws and the lowest and the highest of them. Vectors are encoded once, and kept on disk as
-`vicinal evaluate` keeps them.
+Prints one JSON line per collection: nDCG@10 x 100 without context, and own minus null for every way of choosing and
+every size, as the mean over `--seeds` draws and the lowest and the highest of them. Vectors are encoded once, and kept
+on disk as `vicinal evaluate` keeps them.
 
-The collections are those that constants may be chosen on (docs/log.md), and no others. Three are judged search, and read as
-they are. Ten are domains of training pairs, and are made into collections here: rows in the file's order, strings compared
-exactly.
+The collections are those that constants may be chosen on (docs/log.md), and no others. Three are judged search, and
+read as they are. Ten are domains of training pairs, and are made into collections here: rows in the file's order,
+strings compared exactly.
 
     documents   every distinct document, in the order in which they first appear
     queries     300 of the distinct queries, drawn by numpy.random.default_rng(0), without replacement
@@ -67,7 +67,8 @@ def main() -> None:
         max_document_tokens=MAX_DOCUMENT_TOKENS,
         max_query_tokens=MAX_QUERY_TOKENS,
     )
-    contexts = [Shown("own", None, size, choice) for choice in asked.choice or ["random"] for size in asked.size or [SIZE]]
+    choices, sizes = asked.choice or ["random"], asked.size or [SIZE]
+    contexts = [Shown("own", None, size, choice) for choice in choices for size in sizes]
     with tempfile.TemporaryDirectory() as scratch:
         for name in asked.names or [*JUDGED, *DOMAINS]:
             folder = SHARED / "collections" / name

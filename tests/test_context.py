@@ -169,7 +169,9 @@ def test_a_path_is_a_saved_context_or_a_corpus(tmp_path: Path) -> None:
         source_of(str(tmp_path / "absent.safetensors"))
 
 
-@pytest.mark.parametrize(("asked", "told"), [({"size": 0}, "0 documents"), ({"choice": "best"}, "best"), ({"seed": -1}, "-1")])
+@pytest.mark.parametrize(
+    ("asked", "told"), [({"size": 0}, "0 documents"), ({"choice": "best"}, "best"), ({"seed": -1}, "-1")]
+)
 def test_what_cannot_be_asked_for_is_refused(asked: dict[str, object], told: str) -> None:
     with pytest.raises(InputError, match=told):
         context(**asked)

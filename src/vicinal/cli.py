@@ -407,7 +407,10 @@ def evaluate(
     context_choice: Annotated[
         list[str] | None,
         typer.Option(
-            "--context-choice", metavar=CHOICE_NAMES, show_default="random", help="How they are chosen; may be repeated."
+            "--context-choice",
+            metavar=CHOICE_NAMES,
+            show_default="random",
+            help="How they are chosen; may be repeated.",
         ),
     ] = None,
     seeds: Annotated[
@@ -455,7 +458,9 @@ def evaluate(
             max_query_tokens=max_query_tokens,
         )
     progress = progress_on_stderr(quiet)
-    found = measured(judged, encoder, modes, contexts=contexts, seeds=seeds, dim=dim, language=language, progress=progress)
+    found = measured(
+        judged, encoder, modes, contexts=contexts, seeds=seeds, dim=dim, language=language, progress=progress
+    )
     result = found.as_json()
     if not _report(result, json):
         return

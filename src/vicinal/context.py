@@ -1,9 +1,9 @@
 """A corpus -> its context: the few documents that an encoder is shown of it, and what was read off them.
 
-Documents enter, and an `embed` callable that turns their texts into raw vectors; a `Context` leaves. The one idea: which
-documents are drawn depends on their ids and the seed alone, so that the same corpus in another order, or a few documents
-more, gives the same context, or nearly. What is frozen with it is the truth (documents, vectors); what an encoder derives
-from that (statistics at some size, attention's caches) is derived anew wherever it is needed.
+Documents enter, and an `embed` callable that turns their texts into raw vectors; a `Context` leaves. The one idea:
+which documents are drawn depends on their ids and the seed alone, so that the same corpus in another order, or a few
+documents more, gives the same context, or nearly. What is frozen with it is the truth (documents, vectors); what an
+encoder derives from that (statistics at some size, attention's caches) is derived anew wherever it is needed.
 
 >>> from vicinal.documents import Document
 >>> corpus = [Document(str(n), text=f"text {n}") for n in range(100)]
@@ -39,7 +39,7 @@ from .vectors import unit
 
 CHOICES = ("random", "medoids", "coverage", "density")
 SIZE = 128
-POOL = 2048  # documents that are embedded so that some of them can be chosen: k-means and greedy choice stay under seconds
+POOL = 2048  # documents that are embedded so that some can be chosen: k-means and greedy choice take seconds
 FORMAT = 1
 SUFFIX = ".safetensors"  # of a saved context
 
@@ -119,7 +119,8 @@ class Context:
     def save(self, path: str | Path) -> None:
         """Write the context as one .safetensors file."""
         record = files.canonical_json(self._record())
-        data = save({"vectors": self.vectors.contiguous()}, metadata={"context": record, "vectors": _hash(self.vectors)})
+        metadata = {"context": record, "vectors": _hash(self.vectors)}
+        data = save({"vectors": self.vectors.contiguous()}, metadata=metadata)
         with files.writing(Path(path)) as partial:
             partial.write_bytes(data)
 
@@ -131,9 +132,8 @@ class Context:
                 metadata, vectors = opened.metadata() or {}, opened.get_tensor("vectors")
             record = json.loads(metadata["context"])
             form = record.pop("format")
-            context = cls(
-                record.pop("encoder"), Request(**record.pop("request")), tuple(record.pop("ids")), record["texts"], vectors
-            )
+            request, ids = Request(**record.pop("request")), tuple(record.pop("ids"))
+            context = cls(record.pop("encoder"), request, ids, record["texts"], vectors)
             intact = metadata["vectors"] == _hash(vectors) and (len(vectors), vectors.ndim) == (len(context), 2)
         except FileNotFoundError:
             raise InputError(f"there is no file {path}: expected a context that was saved, or a corpus") from None
@@ -207,7 +207,7 @@ def medoids(vectors: Tensor, size: int, seed: int = 0, steps: int = 20) -> list[
 
 
 def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
-    """Greedy facility location: each next row adds most to the sum over all rows of their best similarity to a chosen one."""
+    """Greedy facility location: each next row adds most to the sum of all rows' best similarities to a chosen one."""
     similar = vectors @ vectors.T
     best = torch.full((len(vectors),), -1.0)
     chosen: list[int] = []
@@ -220,7 +220,7 @@ def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
 
 
 def density(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
-    """Herding: each next row brings the mean of the chosen nearest to the mean of all, so that dense regions get more."""
+    """Herding: each next row brings the mean of the chosen nearest to that of all, so that dense regions get more."""
     wanted, held = vectors @ vectors.mean(dim=0), torch.zeros(len(vectors))
     chosen: list[int] = []
     for count in range(size):

@@ -397,7 +397,8 @@ class Index:
             "model": manifest.encoder and dict(manifest.encoder),
             "context": self.context,
             "segments": [
-                {"name": r.name, "documents": r.documents, "passages": r.passages, "context": r.context} for r in records
+                {"name": r.name, "documents": r.documents, "passages": r.passages, "context": r.context}
+                for r in records
             ],
             "bytes": storage.size_of(self.path, manifest),
             "format": manifest.format,
@@ -422,7 +423,7 @@ class Index:
         if self.context is None:
             raise IndexRefused(f"{self.path} was encoded without a context, so none can be compared with it")
         if not self._keeps_text:
-            raise IndexRefused(f"{self.path} keeps no text, and contexts are compared on texts: index without --no-text")
+            raise IndexRefused(f"{self.path} keeps no text, which contexts are compared on: index without --no-text")
         reader = self._reader(self.segments[0])
         assert reader is not None and reader.bound is not None
         asked = reader.bound.request
@@ -444,7 +445,7 @@ class Index:
 
     def _correction(self, segment: storage.Segment, dim: int | None) -> Tensor | None:
         reader = self._reader(segment) if segment.record.context is not None else None
-        return reader and reader.correction(dim)
+        return None if reader is None else reader.correction(dim)
 
     def _dense(self, dim: int | None, encode: Callable[[Encoder | None], Callable[[Sequence[str]], Floats]]) -> Scorer:
         """Each context's rows are compared with queries that were encoded in it, once per context present."""

@@ -38,7 +38,8 @@ def final(raw: torch.Tensor, dim: int | None = None, correction: torch.Tensor | 
 
 def vanished(corrected: torch.Tensor) -> torch.Tensor:
     """Of which vectors a correction leaves next to nothing, (vectors, 1); they are kept as they were."""
-    return corrected.norm(dim=1, keepdim=True) < LEAST_LENGTH
+    is_short: torch.Tensor = corrected.norm(dim=1, keepdim=True) < LEAST_LENGTH
+    return is_short
 
 
 def unit(vectors: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,8 @@ from vicinal.vectors import final, unit
 DOCUMENTS = [
     Document(f"d{n}", text=f"{subject} of the agreement, clause {n}: {what}")
     for n, (subject, what) in enumerate(
-        [(s, w) for s in ("termination", "payment", "liability", "privacy") for w in ("notice", "fees", "data", "law")] * 4
+        [(s, w) for s in ("termination", "payment", "liability", "privacy") for w in ("notice", "fees", "data", "law")]
+        * 4
     )
 ]
 
@@ -185,7 +186,10 @@ def test_a_context_that_was_changed_inside_an_index_is_found(tiny: Encoder, tmp_
     content[-1] ^= 1
     path.write_bytes(content)
     assert any("context.safetensors" in problem for problem in verify(tmp_path / "i.vicinal"))
-    with vicinal.Index.open(tmp_path / "i.vicinal") as index, pytest.raises(VicinalError, match=r"context\.safetensors"):
+    with (
+        vicinal.Index.open(tmp_path / "i.vicinal") as index,
+        pytest.raises(VicinalError, match=r"context\.safetensors"),
+    ):
         index.search("fees")
 
 

@@ -17,7 +17,7 @@ the ten best documents they have in common. A context that changes next to nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,11 +52,12 @@ def effect(
     }
     # Without attention, raw vectors do not depend on the context, so that one encoding serves both readings.
     raw = {role: torch.from_numpy(reader.encode_raw(part, role, progress).vectors) for role, part in texts.items()}
-    mine = [final(part, None, reader.correction()) for part in raw.values()]
-    theirs = [final(part, None, other.correction()) for part in raw.values()]
+    mine, theirs = (
+        {role: final(part, None, reading.correction()) for role, part in raw.items()} for reading in (reader, other)
+    )
     depth = min(DEPTH, len(drawn))
-    common = [len(set(a) & set(b)) / depth for a, b in zip(_best(*mine, depth), _best(*theirs, depth), strict=True)]
-    cosines = (torch.cat(mine) * torch.cat(theirs)).sum(dim=1)
+    common = [len(set(a) & set(b)) / depth for a, b in zip(_best(mine, depth), _best(theirs, depth), strict=True)]
+    cosines = torch.cat([(mine[role] * theirs[role]).sum(dim=1) for role in raw])
     return {
         "documents": len(drawn),
         "cosine": round(float(cosines.mean()), 4) if drawn else 1.0,
@@ -74,6 +75,6 @@ def pseudo_query(document: Document) -> str:
     return " ".join(first.split()[:QUERY_WORDS])
 
 
-def _best(documents: torch.Tensor, queries: torch.Tensor, depth: int) -> list[list[int]]:
-    found: list[list[int]] = (queries @ documents.T).topk(depth, dim=1).indices.tolist()
+def _best(vectors: Mapping[str, torch.Tensor], depth: int) -> list[list[int]]:
+    found: list[list[int]] = (vectors["query"] @ vectors["document"].T).topk(depth, dim=1).indices.tolist()
     return found

@@ -4,13 +4,13 @@ With C the n context vectors (rows of length 1, truncated like the vector) and M
 
     e(x) = normalise(W x),     W = (1 - g) I + g (I + M / gamma)^(-1/2),     g = (n - 1) / (n - 1 + halfway)
 
-Directions that the whole corpus shares, its mean first of all, tell nothing about one document: they are damped, the more
-the stronger they are, and what is rare in this corpus counts for more. A context of one document says nothing about what is
-shared (g = 0), and few say little. Queries and documents take the same map, so a stored vector stays a vector, and of a
-vector's length at least (1 + 1 / gamma)^(-1/2) is left.
+Directions that the whole corpus shares, its mean first of all, tell nothing about one document: they are damped, the
+more the stronger they are, and what is rare in this corpus counts for more. A context of one document says nothing
+about what is shared (g = 0), and few say little. Queries and documents take the same map, so a stored vector stays a
+vector, and of a vector's length at least (1 + 1 / gamma)^(-1/2) is left.
 
-The two constants are those that did best, untrained, on the collections kept for choosing (docs/log.md, "The lane without
-training"); training starts from them.
+The two constants are those that did best, untrained, on the collections kept for choosing (docs/log.md, "The lane
+without training"); training starts from them.
 
 >>> lane = Lane()
 >>> shared = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.8, 0.0, 0.6]])
@@ -28,7 +28,7 @@ HALFWAY = 8.0
 
 
 class Lane(torch.nn.Module):
-    """The map of a context, with both constants as parameters; they are kept as logarithms, so that they stay positive."""
+    """The map of a context; its constants are parameters, kept as logarithms so that they stay positive."""
 
     def __init__(self, gamma: float = GAMMA, halfway: float = HALFWAY) -> None:
         super().__init__()
@@ -43,14 +43,16 @@ class Lane(torch.nn.Module):
             return one.to(context.dtype)
         rows = context.double()
         gate = (count - 1) / (count - 1 + self.log_halfway.exp())
-        damped: Tensor = InverseRoot.apply(one + rows.T @ rows / count / self.log_gamma.exp())
-        return ((1 - gate) * one + gate * damped).to(context.dtype)
+        moment = rows.T @ rows / count
+        damped: Tensor = InverseRoot.apply(one + moment / self.log_gamma.exp())  # type: ignore[no-untyped-call]
+        moved: Tensor = ((1 - gate) * one + gate * damped).to(context.dtype)
+        return moved
 
 
 class InverseRoot(torch.autograd.Function):
     """A^(-1/2) of symmetric positive definite A.
 
-    The gradient is that of a function f of a matrix (Daleckii and Krein): with A = V diag(a) V', the cotangent G becomes
+    The gradient is that of a function f of a matrix (Daleckii and Krein): with A = V diag(a) V', cotangent G becomes
     V (F * V'GV) V', F_ij = (f(a_i) - f(a_j)) / (a_i - a_j), which for f = a^(-1/2) needs no special case for equal
     eigenvalues: F_ij = -1 / (a_i sqrt(a_j) + a_j sqrt(a_i)). Differentiating through the eigenvectors would.
 
@@ -62,11 +64,13 @@ class InverseRoot(torch.autograd.Function):
     def forward(ctx, matrix: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         values, vectors = torch.linalg.eigh(matrix)
         ctx.save_for_backward(values, vectors)
-        return (vectors * values.rsqrt()) @ vectors.T
+        root: Tensor = (vectors * values.rsqrt()) @ vectors.T
+        return root
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         values, vectors = ctx.saved_tensors
         roots = values.sqrt()
         shares = -1 / (values[:, None] * roots + roots[:, None] * values)
-        return vectors @ (shares * (vectors.T @ gradient @ vectors)) @ vectors.T
+        cotangent: Tensor = vectors @ (shares * (vectors.T @ gradient @ vectors)) @ vectors.T
+        return cotangent

@@ -220,7 +220,7 @@ def evaluate(
     for name, context in shown.items():
         draws = drawn(context)
         reached = {mode: _mean([measured(mode, d if "dense" in mode else None) for d in draws]) for mode in modes}
-        results[name] = ContextResult(reached, [d and d.describe() for d in draws])
+        results[name] = ContextResult(reached, [None if draw is None else draw.describe() for draw in draws])
     return Result(results, clock.seconds, settings, counts)
 
 
@@ -271,7 +271,7 @@ def _check(
     if encoder is not None:
         checked_dim(dim, encoder.dim)
     if not contexts or seeds < 1:
-        raise InputError(f"{len(contexts)} contexts and {seeds} draws of them were asked for: expected 1 or more of both")
+        raise InputError(f"{len(contexts)} contexts and {seeds} draws of each were asked for: expected 1 or more")
     check_language(language)
     for measure in measures:
         measure.formula()

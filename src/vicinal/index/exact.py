@@ -1,9 +1,10 @@
 """Exact search: every row is compared with every query. The default engine, and the truth that others are held to.
 
 Raw vectors come in as blocks of rows (16 or 32 bit, often memory-mapped); what is compared is derived from them in the
-order that holds everywhere (vectors.py), a context's correction included. Only `CHUNK_ROWS` rows are derived at a time, so memory stays
-flat as the corpus grows. Products are summed in 64 bit and rounded to 32 once: so equal rows have equal scores wherever
-they stand, and a query's scores do not depend on how many others are asked with it, nor on the number of threads.
+order that holds everywhere (vectors.py), a context's correction included. Only `CHUNK_ROWS` rows are derived at a time,
+so memory stays flat as the corpus grows. Products are summed in 64 bit and rounded to 32 once: so equal rows have equal
+scores wherever they stand, and a query's scores do not depend on how many others are asked with it, nor on the number
+of threads.
 
 >>> import torch
 >>> rows = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]])

@@ -60,7 +60,13 @@ def encode(
     with files.writing(target) as partial, tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "documents.sqlite"
         counts = corpus.store(store, progress=progress)
-        about = {"corpus": counts.fingerprint, "model": encoder.settings, "role": role, "dim": dim, "context": encoder.bound and encoder.bound.describe()}
+        about = {
+            "corpus": counts.fingerprint,
+            "model": encoder.settings,
+            "role": role,
+            "dim": dim,
+            "context": encoder.bound and encoder.bound.describe(),
+        }
         cut = 0
         with (
             DocumentStore.open(store) as documents,
