@@ -118,9 +118,9 @@ class Context:
 
     def save(self, path: str | Path) -> None:
         """Write the context as one .safetensors file."""
-        record = files.canonical_json(self._record())
-        metadata = {"context": record, "vectors": _hash(self.vectors)}
-        data = save({"vectors": self.vectors.contiguous()}, metadata=metadata)
+        record = self._record() | {"vectors": _hash(self.vectors)}
+        # Under one key: safetensors writes several in an order of its own, another each time.
+        data = save({"vectors": self.vectors.contiguous()}, metadata={"context": files.canonical_json(record)})
         with files.writing(Path(path)) as partial:
             partial.write_bytes(data)
 
@@ -131,15 +131,14 @@ class Context:
             with safe_open(path, framework="pt") as opened:
                 metadata, vectors = opened.metadata() or {}, opened.get_tensor("vectors")
             record = json.loads(metadata["context"])
-            form = record.pop("format")
-            request, ids = Request(**record.pop("request")), tuple(record.pop("ids"))
-            context = cls(record.pop("encoder"), request, ids, record["texts"], vectors)
-            intact = metadata["vectors"] == _hash(vectors) and (len(vectors), vectors.ndim) == (len(context), 2)
+            request = Request(**record["request"])
+            context = cls(record["encoder"], request, tuple(record["ids"]), record["texts"], vectors)
+            intact = record["vectors"] == _hash(vectors) and (len(vectors), vectors.ndim) == (len(context), 2)
         except FileNotFoundError:
             raise InputError(f"there is no file {path}: expected a context that was saved, or a corpus") from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is not a saved context ({error}): save it again with context.save") from None
-        if form != FORMAT or not intact:
+        if record.get("format") != FORMAT or not intact:
             raise InputError(f"{path} is not as it was saved, or of a newer format: make the context again")
         return context
 
