@@ -322,7 +322,7 @@ def encode(
 
     A row per document with its id and its vector, truncated and normalised; an empty document's vector is all zeros.
 
-    Example:  vicinal encode questions.jsonl -o questions.parquet --as query
+    Example:  vicinal encode questions.jsonl -o questions.parquet --as query --context docs.jsonl
     """
     from .corpus import Corpus
     from .encoder import load
@@ -351,6 +351,7 @@ def encode(
     result = {"vectors": str(target), "role": role, "model": settings, "context": described, "counts": counts}
     if _report(result, json) and not quiet:
         _say_counts(counts, settings[f"max_{role}_tokens"])
+        say(f"context   {_documents(described) if described else 'null'}")
         say((str(target), "bold"), f": {_model(settings)}")
 
 
@@ -441,12 +442,13 @@ def evaluate(
     from .search import MODES
 
     modes = mode or MODES
-    contexts = [
+    asked_for = [
         Shown.of(asked, size, choice)
-        for asked in dict.fromkeys(context or ["own"])
-        for size in (context_size or [128] if asked != "null" else [128])
-        for choice in (context_choice or ["random"] if asked != "null" else ["random"])
+        for asked in context or ["own"]
+        for size in context_size or [128]
+        for choice in context_choice or ["random"]
     ]
+    contexts = list({(shown.name, shown.size, shown.choice): shown for shown in asked_for}.values())
     judged = Collection.read(collection, split)
     encoder = None
     if any("dense" in name for name in modes):
@@ -467,6 +469,10 @@ def evaluate(
     say((judged.name, "bold"), f", {split}: {_queries_and_documents(found.counts, max_document_tokens)}")
     if encoder is not None:
         say(_model(encoder.settings | {"dim": dim or encoder.dim}))
+    for name, reached in found.contexts.items():
+        drawn = reached.draws[0]
+        if drawn is not None and drawn["documents"] < drawn["size"]:
+            say(f"{name}: {_documents(drawn)}")
     say()
     rows = [
         [mode, name if "dense" in mode else "", *(f"{100 * value:.1f}" for value in r.measures.values())]
@@ -659,15 +665,20 @@ def _model(settings: Mapping[str, Any]) -> str:
 def _context(context: Mapping[str, Any] | None) -> str:
     if context is None:
         return "context   null"
-    fewer = f" ({context['size']:,} were asked for)" if context["documents"] < context["size"] else ""
-    told = f"context   {context['documents']:,} documents{fewer}, {context['choice']}, seed {context['seed']}"
-    return f"{told}; against null: {_effect(context['effect'])}"
+    return f"context   {_documents(context)}; against null: {_effect(context['effect'])}"
+
+
+def _documents(context: Mapping[str, Any]) -> str:
+    count = context["documents"]
+    fewer = f" ({context['size']:,} were asked for)" if count < context["size"] else ""
+    return f"{count:,} document{'' if count == 1 else 's'}{fewer}, {context['choice']}, seed {context['seed']}"
 
 
 def _effect(effect: Mapping[str, Any]) -> str:
-    from .encoder.effect import INERT
+    from .encoder.effect import INERT, depth_of
 
-    told = f"cosine {effect['cosine']:.3f}, {100 * effect['top10']:.0f} % of the ten best stay"
+    best = depth_of(effect["documents"])
+    told = f"cosine {effect['cosine']:.3f}, {100 * effect['top10']:.0f} % of the best {best} stay"
     return told + (" (WARNING: that is noise, so this context is inert)" if effect["top10"] >= INERT else "")
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from .. import files
-from ..context import SIZE, Context, source_of
+from ..context import SIZE, Context, Request, source_of
 from ..documents import Document
 from ..errors import IndexRefused, InputError, ModelError
 from ..progress import Progress, silent
@@ -151,6 +151,7 @@ class Encoder:
         progress: Progress = silent,
     ) -> Encoder:
         """The same model in the context that a word asks for: own (chosen from the corpus), null (none), or a PATH."""
+        Request(size, choice, seed)  # refused at the door, whatever the word
         if asked == "null":
             return self.without_context()
         source = corpus if asked == "own" else source_of(asked)

@@ -61,11 +61,11 @@ def packed(
     row = token = 0
     for count, length in runs:
         asked = 1 if one else length
-        answer = _attend(
-            _texts(query, row, count, asked),
-            _texts(key, token, count, length),
-            _texts(value, token, count, length),
-            _band(length, sliding_window, query.device),
+        answer = attention(
+            texts_of(query, row, count, asked),
+            texts_of(key, token, count, length),
+            texts_of(value, token, count, length),
+            band(length, sliding_window, query.device),
             scaling,
         )  # (count, heads, asked, width)
         output[0, row : row + count * asked].view(count, asked, heads, width).copy_(answer.transpose(1, 2))
@@ -73,13 +73,13 @@ def packed(
     return output, None
 
 
-def _texts(states: Tensor, start: int, count: int, length: int) -> Tensor:
+def texts_of(states: Tensor, start: int, count: int, length: int) -> Tensor:
     """(1, heads, tokens, width) -> a view of `count` texts of `length` tokens, (count, heads, length, width)."""
     heads, width = states.shape[1], states.shape[3]
     return states[0, :, start : start + count * length].view(heads, count, length, width).transpose(0, 1)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """softmax(scaling * query key') value, by the faster of two ways.
 
     torch's fused attention computes bf16 at the speed of fp32 on CPUs without AMX; three calls of oneDNN, on as many
@@ -98,7 +98,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     return output.view(query.shape)
 
 
-def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
+def band(length: int, window: int | None, device: torch.device) -> Tensor | None:
     """Who sees whom in a layer of local attention; None where everyone sees everyone.
 
     transformers passes the half-width plus one, as flash attention counts it.

@@ -27,10 +27,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import ModelError
-from .attention import packed, register, runs_of
+from .attention import register, runs_of
 from .folder import read_json
 from .linear import use_onednn
 from .pooling import starts
+from .prefix import ContextCache, attend
 
 # model_type of config.json -> transformers' class
 FAMILIES = {
@@ -76,32 +77,44 @@ class Backbone:
     """A transformer and how to run it on texts of any lengths; `packs` lays them end to end, by default on a CPU."""
 
     def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, packs: bool | None = None) -> None:
-        self.config = read_config(folder)
+        packs = device.type == "cpu" if packs is None else packs
+        config = read_config(folder)
+        self._run(build(folder, config, read_weights(folder), packed=packs).to(device, dtype), packs)
+
+    @classmethod
+    def around(cls, model: Any) -> Backbone:
+        """Run a model that is there already and attends by prefix.py, on the device and in the precision it is in."""
+        backbone = cls.__new__(cls)
+        backbone._run(model, model.device.type == "cpu")
+        return backbone
+
+    def _run(self, model: Any, packs: bool) -> None:
+        self.model, self.config, self.device, self.packs = model, model.config, model.device, packs
         self.family: str = self.config.model_type
         self.dim: int = self.config.hidden_size
         self.vocabulary: int = self.config.vocab_size
-        self.device = device
-        self.packs = device.type == "cpu" if packs is None else packs
-        # RoBERTa's positions begin behind its padding token's id, and pass over padding tokens that a text holds.
-        self.uncounted: int = self.config.pad_token_id if self.family in ("roberta", "xlm-roberta") else -1
+        self.uncounted = uncounted(self.config)
         self.max_tokens: int = self.config.max_position_embeddings - (self.uncounted + 1)
-        self.model = build(folder, self.config, read_weights(folder), packed=self.packs).to(device, dtype)
-        if device.type == "cpu":
+        if self.device.type == "cpu":
             use_onednn(self.model)
 
-    def states(self, texts: Sequence[Sequence[int]], *, only_first: bool = False) -> tuple[Tensor, list[int]]:
+    def states(
+        self, texts: Sequence[Sequence[int]], *, only_first: bool = False, context: ContextCache | None = None
+    ) -> tuple[Tensor, list[int]]:
         """The last layer's states of all texts end to end, and how many belong to each.
 
         `only_first` asks for each text's first state alone; a family that cannot save by it gives all the same.
+        `context` is what the texts stand behind, for a model that attends by prefix.py.
         """
         lengths = [len(ids) for ids in texts]
         if not self.packs:
-            return self._padded(texts, lengths), lengths
+            return self._padded(texts, lengths, context), lengths
         flat = torch.tensor([token for ids in texts for token in ids])
         places = self._places(flat, lengths)
         if only_first and self.family in BERT_LIKE:
-            return self._first(flat, places, lengths), [1] * len(texts)
-        output = self.model(input_ids=flat[None], position_ids=places[None], runs=runs_of(lengths))
+            return self._first(flat, places, lengths, context), [1] * len(texts)
+        runs = runs_of(lengths)
+        output = self.model(input_ids=flat[None], position_ids=places[None], runs=runs, context=context)
         return output.last_hidden_state[0], lengths
 
     def _places(self, flat: Tensor, lengths: list[int]) -> Tensor:
@@ -111,13 +124,13 @@ class Backbone:
         before = (number - counted)[torch.from_numpy(starts(lengths))].repeat_interleave(torch.tensor(lengths))
         return (number - before) * counted + self.uncounted
 
-    def _first(self, flat: Tensor, places: Tensor, lengths: list[int]) -> Tensor:
+    def _first(self, flat: Tensor, places: Tensor, lengths: list[int], context: ContextCache | None) -> Tensor:
         """A BERT-like model whose last layer has keys and values for all tokens, and the rest for first tokens only."""
         runs = runs_of(lengths)
         hidden = self.model.embeddings(input_ids=flat[None], position_ids=places[None])
         *layers, last = self.model.encoder.layer
         for layer in layers:
-            hidden = layer(hidden, None, runs=runs)
+            hidden = layer(hidden, None, runs=runs, context=context)
         chosen = hidden[:, torch.from_numpy(starts(lengths))]  # (1, texts, dim)
         self_attention = last.attention.self
         query, key, value = (
@@ -128,19 +141,25 @@ class Backbone:
                 (self_attention.value, hidden),
             )
         )
-        attended, _ = packed(None, query, key, value, runs=runs, scaling=self_attention.scaling)
+        scaling = self_attention.scaling
+        attended, _ = attend(self_attention, query, key, value, runs=runs, context=context, scaling=scaling)
         chosen = last.attention.output(attended.flatten(2), chosen)
         states: Tensor = last.output(last.intermediate(chosen), chosen)[0]
         return states
 
-    def _padded(self, texts: Sequence[Sequence[int]], lengths: list[int]) -> Tensor:
+    def _padded(self, texts: Sequence[Sequence[int]], lengths: list[int], context: ContextCache | None) -> Tensor:
         """The usual way, for devices where many small attention calls cost more than padding."""
         longest, padding = max(lengths), self.config.pad_token_id or 0
         ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in texts], device=self.device)
         real = torch.arange(longest, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
-        output = self.model(input_ids=ids, attention_mask=real.long())
+        output = self.model(input_ids=ids, attention_mask=real.long(), context=context)
         states: Tensor = output.last_hidden_state[real]
         return states
+
+
+def uncounted(config: Any) -> int:
+    """The token that takes no position: RoBERTa's padding, behind whose id its positions begin; else none, -1."""
+    return int(config.pad_token_id) if config.model_type in ("roberta", "xlm-roberta") else -1
 
 
 def read_config(folder: Path) -> Any:

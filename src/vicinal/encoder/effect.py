@@ -42,7 +42,7 @@ def effect(
     """Compare two readings of one model, `other` being the one without context unless it is given.
 
     `cosine` is the mean over documents and queries between a text's two vectors, `top10` the mean share of a
-    pseudo-query's ten best documents that both readings find.
+    pseudo-query's best documents that both readings find: the ten best, or the better half of fewer than twenty.
     """
     other = reader.without_context() if other is None else other
     drawn = draw(documents, DOCUMENTS)
@@ -55,7 +55,7 @@ def effect(
     mine, theirs = (
         {role: final(part, None, reading.correction()) for role, part in raw.items()} for reading in (reader, other)
     )
-    depth = min(DEPTH, len(drawn))
+    depth = depth_of(len(drawn))
     common = [len(set(a) & set(b)) / depth for a, b in zip(_best(mine, depth), _best(theirs, depth), strict=True)]
     cosines = torch.cat([(mine[role] * theirs[role]).sum(dim=1) for role in raw])
     return {
@@ -63,6 +63,15 @@ def effect(
         "cosine": round(float(cosines.mean()), 4) if drawn else 1.0,
         "top10": round(sum(common) / len(common), 4) if common else 1.0,
     }
+
+
+def depth_of(documents: int) -> int:
+    """How many of so many documents are counted as the best: among ten, the ten best are always the same.
+
+    >>> depth_of(256), depth_of(7), depth_of(1)
+    (10, 4, 1)
+    """
+    return min(DEPTH, (documents + 1) // 2)
 
 
 def pseudo_query(document: Document) -> str:

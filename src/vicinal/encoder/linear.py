@@ -23,10 +23,10 @@ from torch import Tensor
 
 
 class OneDnnLinear(torch.nn.Linear):
-    """A linear layer that has no gradient, and is a plain one wherever a gradient is wanted."""
+    """A linear layer that has no gradient, and is a plain one wherever a gradient is wanted, or oneDNN has no say."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or input.device.type != "cpu" or input.dtype == torch.float64:
             return super().forward(input)
         return _product(input, self.weight, self.bias)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..context import SIZE, Context, Embed, source_of
+from ..context import SIZE, Context, Embed, Request, source_of
 from ..corpus import Corpus
 from ..encoder import Encoder
 from ..errors import InputError
@@ -49,10 +49,15 @@ class Shown:
     size: int = SIZE
     choice: str = "random"
 
+    def __post_init__(self) -> None:
+        Request(self.size, self.choice)
+
     @classmethod
     def of(cls, asked: str, size: int = SIZE, choice: str = "random") -> Shown:
         """The context that a word asks for: own, null, or the PATH of a saved one or of another corpus."""
-        return cls(asked, None if asked in ("own", "null") else source_of(asked), size, choice)
+        shown = cls(asked, None if asked in ("own", "null") else source_of(asked), size, choice)
+        is_chosen = asked != "null" and not isinstance(shown.source, Context)
+        return shown if is_chosen else cls(asked, shown.source)  # what is not chosen has no size to ask for
 
     def draws(self, corpus: Corpus, encoder: Encoder, embed: Embed, seeds: int) -> list[Context | None]:
         """The contexts to measure in; None is the model without one."""
