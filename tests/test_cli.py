@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
@@ -26,15 +27,16 @@ from vicinal.evaluation import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS
 from vicinal.search import MODES
 
 MODEL_FLAGS = {"--model", "--context", "--precision", "--device", "--max-document-tokens", "--max-query-tokens"}
+MODEL_FLAGS |= {"--context-size", "--context-choice"}
 CONTRACT = {
     "index": MODEL_FLAGS
-    | {"-o", "--engine", "--representations", "--no-text", "--overwrite", "--skip-bad-rows", "--language"}
+    | {"--seed", "-o", "--engine", "--representations", "--no-text", "--overwrite", "--skip-bad-rows", "--language"}
     | {"--json", "--quiet"},
-    "encode": MODEL_FLAGS | {"-o", "--as", "--dim", "--skip-bad-rows", "--json", "--quiet"},
+    "encode": MODEL_FLAGS | {"--seed", "-o", "--as", "--dim", "--skip-bad-rows", "--json", "--quiet"},
     "search": {"-k", "--mode", "--dim", "--json"},
-    "evaluate": MODEL_FLAGS | {"--mode", "--dim", "--split", "--language", "--json", "--quiet"},
+    "evaluate": MODEL_FLAGS | {"--seeds", "--mode", "--dim", "--split", "--language", "--json", "--quiet"},
     "compare": {"--measure", "--json"},
-    "info": {"--json"},
+    "info": {"--against", "--json", "--quiet"},
     "verify": {"--json", "--quiet"},
     "export": {"-o", "--json", "--quiet"},
     "models": {"--json"},
@@ -165,19 +167,14 @@ def test_what_does_not_exist_yet_never_pretends(built: Path) -> None:
         ["serve", built],
         ["search", built, "cats", "--rerank", "tiny"],
         ["search", built, "cats", "--funnel"],
-        ["index", "docs.jsonl", "--context-size", "128"],
-        ["evaluate", built, "--seeds", "3"],
+        ["refresh", built],
+        ["index", "docs.jsonl", "--refresh"],
+        ["evaluate", built, "--funnel"],
+        ["info", built, "--drift"],
     ):
         result = run(*words)
         assert result.exit_code == 2
         assert "No such" in result.stderr
-
-
-@pytest.mark.parametrize("context", ["own", "other.safetensors"])
-def test_a_context_is_refused_until_there_are_contexts(corpus: Path, collection: Path, context: str) -> None:
-    for words in (["index", corpus], ["encode", corpus, "-o", corpus.with_name("v.parquet")], ["evaluate", collection]):
-        assert f"--context {context} was asked for" in refusal(*words, "--context", context)
-    assert not corpus.with_name("docs.vicinal").exists()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +265,237 @@ def test_an_index_without_text_names_the_verbs_that_it_refuses(corpus: Path) -> 
     hit = json.loads(run_well("search", index, "do cats purr", "--mode", "bm25", "--json", "-").stdout)["hits"][0]
     assert (hit["id"], hit["title"], hit["text"], hit["metadata"]) == ("cats", "", "", {"year": 1987})
     assert b"purr when" not in b"".join(path.read_bytes() for path in index.rglob("*") if path.is_file())
+
+
+# --- Contexts
+
+CLAUSES = [
+    {"id": f"c{n}", "text": f"{what} of the {whose} under this agreement, clause {n}"}
+    for n, (what, whose) in enumerate(
+        (what, whose)
+        for what in ("termination", "payment", "liability", "privacy", "notice", "renewal")
+        for whose in ("tenant", "landlord", "user", "service", "seller")
+    )
+]
+TINY = ["--model", "tiny", "--precision", "fp32"]
+
+
+@pytest.fixture(scope="session")
+def clauses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection of thirty clauses."""
+    folder = tmp_path_factory.mktemp("clauses")
+    write_jsonl(folder / "corpus.jsonl", CLAUSES)
+    write_jsonl(
+        folder / "queries.jsonl", [{"_id": "a", "text": "may the tenant end it"}, {"_id": "b", "text": "notice"}]
+    )
+    (folder / "qrels").mkdir()
+    judgments = "query-id\tcorpus-id\tscore\na\tc0\t1\nb\tc20\t1\nb\tc23\t1\n"
+    (folder / "qrels" / "test.tsv").write_text(judgments, encoding="utf-8")
+    return folder
+
+
+def context_of(index: Path) -> Any:
+    return json.loads(run_well("info", index, "--json", "-").stdout)["context"]
+
+
+def test_index_shows_the_model_its_own_corpus_unless_told_otherwise(
+    clauses: Path, tmp_path: Path, tiny: vicinal.Encoder
+) -> None:
+    corpus = vicinal.Corpus.read(clauses)
+    for words, asked in (
+        ([], {}),
+        (["--context", "own", "--context-size", "7", "--seed", "3"], {"size": 7, "seed": 3}),
+        (["--context-choice", "coverage", "--context-size", "5"], {"size": 5, "choice": "coverage"}),
+    ):
+        index = tmp_path / f"{len(words)}.vicinal"
+        told = run_well("index", clauses, "-o", index, *TINY, *words).stdout
+        context = tiny.context(corpus, **asked)
+        assert context_of(index) | context.describe() == context_of(index)
+        assert f"context   {len(context)} documents" in told, "its effect is said at once"
+        hits = json.loads(run_well("search", index, "may the tenant end it", "--json", "-").stdout)
+        assert hits["settings"]["context"] == context_of(index)
+        reader = tiny.with_context(context)
+        query = reader.encode_queries(["may the tenant end it"]).dense[0]
+        best = (reader.encode_documents([row["text"] for row in CLAUSES]).dense @ query).max()
+        assert hits["hits"][0]["score"] == pytest.approx(float(best), abs=1e-3)
+
+
+def test_null_is_the_model_without_contexts_to_the_bit(clauses: Path, tmp_path: Path, tiny: vicinal.Encoder) -> None:
+    run_well("index", clauses, "-o", tmp_path / "null.vicinal", *TINY, "--context", "null")
+    vicinal.Index.build(tmp_path / "plain.vicinal", tiny, vicinal.Corpus.read(clauses)).close()
+    one, two = (
+        {
+            path.relative_to(tmp_path / name).as_posix(): path.read_bytes()
+            for path in (tmp_path / name).rglob("*.*")
+            if path.is_file()
+        }
+        for name in ("null.vicinal", "plain.vicinal")
+    )
+    assert one == two and not [name for name in one if "context" in name]
+    assert context_of(tmp_path / "null.vicinal") is None
+    assert "context   null" in run_well("info", tmp_path / "null.vicinal").stdout
+    run_well("encode", clauses, "-o", tmp_path / "v.parquet", *TINY, "--context", "null")
+    _, vectors, about = read_vectors(tmp_path / "v.parquet")
+    np.testing.assert_array_equal(vectors, tiny.encode_documents([row["text"] for row in CLAUSES]).dense)
+    assert about["context"] is None
+
+
+@pytest.mark.parametrize("kind", ["a saved context", "another corpus"])
+def test_a_path_is_a_saved_context_or_another_corpus(
+    clauses: Path, corpus: Path, tmp_path: Path, tiny: vicinal.Encoder, kind: str
+) -> None:
+    context = tiny.context(vicinal.Corpus.read(corpus), size=2, seed=1)
+    context.save(tmp_path / "c.safetensors")
+    shown = tmp_path / "c.safetensors" if kind == "a saved context" else corpus
+    asked = ["--context", shown, *(["--context-size", 2, "--seed", 1] if shown is corpus else [])]
+    run_well("index", clauses, "-o", tmp_path / "i.vicinal", *TINY, *asked)
+    assert context_of(tmp_path / "i.vicinal")["fingerprint"] == context.fingerprint
+    run_well("encode", clauses, "-o", tmp_path / "v.parquet", *TINY, *asked)
+    _, vectors, about = read_vectors(tmp_path / "v.parquet")
+    same = tiny.with_context(context).encode_documents([row["text"] for row in CLAUSES]).dense
+    np.testing.assert_allclose(vectors, same, atol=1e-6)
+    assert about["context"] == context.describe()
+    words = [word for word in asked if word not in ("--seed", 1)]
+    result = json.loads(run_well("evaluate", clauses, *TINY, "--mode", "dense", *words, "--json", "-").stdout)
+    assert list(result["contexts"]) == [str(shown)]
+    assert result["context"]["documents"] == 2
+    assert (result["context"]["fingerprint"] == context.fingerprint) == (kind == "a saved context")  # or of seed 0
+
+
+def test_a_saved_context_of_another_model_is_refused(corpus: Path, tmp_path: Path) -> None:
+    from vicinal.context import Context
+
+    made = Context.of([vicinal.Document("a", text="b")], lambda texts: torch.ones(1, 64), encoder="another")
+    made.save(tmp_path / "c.safetensors")
+    assert "another encoder" in refusal("index", corpus, *TINY, "--context", tmp_path / "c.safetensors")
+    assert not corpus.with_name("docs.vicinal").exists()
+
+
+def test_fewer_documents_than_were_asked_for_are_said_by_every_verb(corpus: Path, collection: Path) -> None:
+    index, vectors = corpus.with_name("docs.vicinal"), corpus.with_name("v.parquet")
+    for words in (
+        ["index", corpus, *TINY],
+        ["info", index],
+        ["encode", corpus, "-o", vectors, *TINY],
+        ["evaluate", collection, *TINY, "--mode", "dense"],
+    ):
+        assert "3 documents (128 were asked for)" in run_well(*words).stdout, words
+    assert "asked for" not in run_well("evaluate", collection, *TINY, "--context-size", "3").stdout
+
+
+def test_an_inert_context_is_told_at_once(clauses: Path, tmp_path: Path) -> None:
+    run_well("index", clauses, "-o", tmp_path / "many.vicinal", *TINY)
+    told = run_well("info", tmp_path / "many.vicinal").stdout
+    assert re.search(r"^context .*against null: cosine 0\.\d+, \d+ % of the best 10 stay$", told, re.MULTILINE)
+    one = write_jsonl(tmp_path / "one.jsonl", ROWS[:1])
+    for told in (run_well("index", one, *TINY).stdout, run_well("info", tmp_path / "one.vicinal").stdout):
+        assert re.search(r"1 document \(128 were asked for\).*100 % of the best 1 stay \(WARNING: .*inert\)", told)
+    assert context_of(tmp_path / "one.vicinal")["effect"] == {"documents": 1, "cosine": 1.0, "top10": 1.0}
+
+
+def test_info_measures_how_far_another_corpus_would_move_an_index(clauses: Path, corpus: Path, tmp_path: Path) -> None:
+    index = tmp_path / "i.vicinal"
+    run_well("index", clauses, "-o", index, *TINY)
+    told = json.loads(run_well("info", index, "--against", corpus, "--json", "-").stdout)["against"]
+    assert set(told) == {"corpus", "documents", "cosine", "top10"}
+    assert told["corpus"] == str(corpus) and told["documents"] == 30
+    assert 0 < told["cosine"] < 1 and told["top10"] < 1
+    same = json.loads(run_well("info", index, "--against", clauses, "--json", "-").stdout)["against"]
+    assert (same["cosine"], same["top10"]) == (1, 1), "the context of the same corpus is the same"
+    assert re.search(
+        rf"^against   {corpus}: cosine 0\.", run_well("info", index, "--against", corpus).stdout, re.MULTILINE
+    )
+    assert run_well("info", index, "--against", corpus, "--quiet").stderr == ""
+
+
+def test_what_has_no_context_or_no_text_cannot_be_measured_against_another_corpus(
+    clauses: Path, tmp_path: Path
+) -> None:
+    run_well("index", clauses, "-o", tmp_path / "null.vicinal", *TINY, "--context", "null")
+    assert "without a context" in refusal("info", tmp_path / "null.vicinal", "--against", clauses)
+    run_well("index", clauses, "-o", tmp_path / "mute.vicinal", *TINY, "--no-text")
+    assert "--no-text" in refusal("info", tmp_path / "mute.vicinal", "--against", clauses)
+    assert "nowhere" in refusal("info", tmp_path / "mute.vicinal", "--against", tmp_path / "nowhere.jsonl")
+
+
+def test_evaluate_in_several_contexts_labels_each_and_gives_means_with_their_spread(
+    clauses: Path, corpus: Path
+) -> None:
+    words = ["evaluate", clauses, *TINY, "--mode", "dense", "--mode", "bm25", "--context", "own", "--context", "null"]
+    words += ["--context", corpus, "--context-size", "2", "--context-size", "3", "--seeds", "3"]
+    result = json.loads(run_well(*words, "--json", "-").stdout)
+    labels = ["own random 2", "own random 3", "null", f"{corpus} random 2", f"{corpus} random 3"]
+    contexts = result["contexts"]
+    assert set(contexts) == set(labels) and result["settings"]["contexts"] == labels
+    for key in ("measures", "per_query", "modes", "context", "spread"):
+        assert result[key] == contexts["own random 2"][key], "the first context's"
+    assert result["measures"] == result["modes"]["dense"]["measures"]
+    for label, size in zip(labels, (2, 3, 0, 2, 3), strict=True):
+        draws, dense = contexts[label]["draws"], contexts[label]["modes"]["dense"]
+        if label == "null":
+            assert draws == [None] and "spread" not in dense
+            continue
+        assert [(draw["documents"], draw["seed"]) for draw in draws] == [(size, 0), (size, 1), (size, 2)]
+        for name, (low, high) in dense["spread"].items():
+            assert low <= dense["measures"][name] <= high
+    assert len({draw["fingerprint"] for draw in contexts["own random 3"]["draws"]}) == 3, "seeds draw other documents"
+    assert len({json.dumps(contexts[label]["modes"]["bm25"]["measures"]) for label in labels}) == 1
+    told = run_well(*words).stdout
+    assert len(re.findall(r"^bm25 ", told, re.MULTILINE)) == 1, "words know no context"
+    for label in labels:
+        assert len(re.findall(rf"^dense +{re.escape(label)} +\d+\.\d ", told, re.MULTILINE)) == 1
+    assert "means over 3 draws" in told
+
+
+def test_a_saved_context_is_measured_once_whatever_sizes_are_asked_for(
+    clauses: Path, tmp_path: Path, tiny: vicinal.Encoder
+) -> None:
+    tiny.context(vicinal.Corpus.read(clauses), size=4).save(tmp_path / "c.safetensors")
+    words = ["--context", tmp_path / "c.safetensors", "--context", "null", "--context-size", "2", "--context-size", "3"]
+    result = json.loads(run_well("evaluate", clauses, *TINY, *words, "--seeds", "2", "--json", "-").stdout)
+    assert {name: len(c["draws"]) for name, c in result["contexts"].items()} == {str(words[1]): 1, "null": 1}
+    assert result["context"]["documents"] == 4
+
+
+@pytest.mark.parametrize("context", ["own", "null"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--context-size", "0"], "a context of 0 documents"),
+        (["--context-choice", "best"], "random, medoids, coverage, density"),
+        (["--seed", "-1"], "the seed -1"),
+        (["--seeds", "0"], "0 draws"),
+    ],
+)
+def test_a_context_that_cannot_be_chosen_is_refused(
+    clauses: Path, tmp_path: Path, context: str, words: list[str], said: str
+) -> None:
+    target = tmp_path / "target.parquet"
+    verbs: list[list[object]] = [["evaluate", clauses]] if words[0] != "--seed" else []
+    if words[0] != "--seeds":
+        verbs += [["index", clauses, "-o", tmp_path / "i.vicinal"], ["encode", clauses, "-o", target]]
+    for verb in verbs:
+        assert said in refusal(*verb, *TINY, "--context", context, *words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("context", ["nowhere.jsonl", "nowhere.safetensors", "Own"])
+def test_a_context_that_is_not_there_is_refused(clauses: Path, tmp_path: Path, context: str) -> None:
+    for verb in (
+        ["index", clauses, "-o", tmp_path / "i.vicinal"],
+        ["encode", clauses, "-o", tmp_path / "v.parquet"],
+        ["evaluate", clauses],
+    ):
+        assert context in refusal(*verb, *TINY, "--context", context)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["--context", "own"]])
+def test_queries_have_no_context_of_their_own(corpus: Path, words: list[str]) -> None:
+    target = corpus.with_name("v.parquet")
+    said = refusal("encode", corpus, "-o", target, *TINY, "--as", "query", *words)
+    assert "queries have no context of their own" in said and "--context CORPUS" in said
+    assert not target.exists()
 
 
 # --- search
@@ -362,14 +590,22 @@ def read_vectors(path: Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
 def test_encode_writes_what_the_library_gives(corpus: Path, tiny: vicinal.Encoder, role: str) -> None:
     target = corpus.with_name("v.parquet")
     target.write_bytes(b"what stood there is replaced")
-    run_well("encode", corpus, "-o", target, "--as", role, "--model", "tiny", "--precision", "fp32", "--dim", "16")
+    words = ["encode", corpus, "-o", target, "--as", role, "--model", "tiny", "--precision", "fp32", "--dim", "16"]
+    run_well(*words, "--context", "null")
     ids, vectors, about = read_vectors(target)
     texts = ["On cats Cats purr when they are content.", ROWS[1]["text"], f"Rent {ROWS[2]['text']}"]
     same = (tiny.encode_documents if role == "document" else tiny.encode_queries)(texts, dim=16).dense
     assert ids == ["cats", "stars", "rent", "nothing"]
     np.testing.assert_allclose(vectors[:3], same, atol=1e-6)
     assert not vectors[3].any(), "an empty document is never near anything"
-    assert (about["role"], about["dim"], about["model"]) == (role, 16, tiny.settings)
+    assert (about["role"], about["dim"], about["model"], about["context"]) == (role, 16, tiny.settings, None)
+    run_well(*words, "--context", corpus)
+    reader = tiny.with_context(tiny.context(vicinal.Corpus.read(corpus)))
+    same = (reader.encode_documents if role == "document" else reader.encode_queries)(texts, dim=16).dense
+    _, moved, about = read_vectors(target)
+    np.testing.assert_allclose(moved[:3], same, atol=1e-6)
+    assert np.abs(moved - vectors).max() > 1e-3
+    assert reader.bound is not None and about["context"] == reader.bound.describe()
 
 
 def test_encode_refuses_and_leaves_nothing(corpus: Path) -> None:
@@ -394,7 +630,9 @@ def test_exported_vectors_make_the_same_index(built: Path, tmp_path: Path, tiny:
     assert about["model"] == tiny.settings
     row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
     assert (row["title"], row["text"], row["metadata"]) == ("On cats", ROWS[0]["text"], '{"year":1987}')
-    query = tiny.encode_queries(["who pays rent"]).dense[0]
+    reader = tiny.with_context(tiny.context(vicinal.Corpus.read(built.with_name("docs.jsonl"))))
+    assert reader.bound is not None and about["context"] | reader.bound.describe() == about["context"]
+    query = reader.encode_queries(["who pays rent"]).dense[0]
     with (
         vicinal.Index.from_vectors(tmp_path / "copy.vicinal", ids, vectors) as copy,
         vicinal.Index.open(built) as index,
@@ -414,7 +652,10 @@ def test_nothing_is_exported_into_an_index(built: Path) -> None:
 def test_info_json_is_the_contract_s(built: Path) -> None:
     told = json.loads(run_well("info", built, "--json", "-").stdout)
     assert {"documents", "passages", "dim", "model", "context", "segments", "bytes", "format"} <= set(told)
-    assert (told["documents"], told["passages"], told["dim"], told["context"]) == (4, 3, 64, None)
+    assert (told["documents"], told["passages"], told["dim"]) == (4, 3, 64)
+    assert set(told["context"]) == {"fingerprint", "documents", "size", "choice", "seed", "effect"}
+    assert set(told["context"]["effect"]) == {"documents", "cosine", "top10"}
+    assert [segment["context"] for segment in told["segments"]] == [told["context"]]
     assert told["model"]["name"] == "tiny"
     text = run_well("info", built).stdout
     assert "4 documents (1 empty)" in text and "tiny (64 dimensions, fp32)" in text
@@ -475,8 +716,9 @@ def test_evaluate_json_is_the_contract_s(collection: Path) -> None:
 
 def test_evaluate_shows_a_table_of_hundredths(collection: Path) -> None:
     told = run_well("evaluate", collection, "--model", "tiny").stdout
-    assert re.search(r"^x 100 +nDCG@10 +MRR@10", told, re.MULTILINE)
-    assert re.search(r"^bm25 +100\.0 ", told, re.MULTILINE)
+    assert re.search(r"^x 100 +context +nDCG@10 +MRR@10", told, re.MULTILINE)
+    assert re.search(r"^dense +own +\d+\.\d ", told, re.MULTILINE)
+    assert re.search(r"^bm25 +100\.0 ", told, re.MULTILINE), "words know no context"
     assert "2 queries, 4 documents (1 empty)" in told and "seconds: " in told
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from vicinal import Corpus, Encoder
+from vicinal import Corpus, Document, Encoder
 from vicinal.errors import InputError
-from vicinal.evaluation import MAP, MEASURES, MRR, Collection, Recall, compare, evaluate, nDCG
+from vicinal.evaluation import MAP, MEASURES, MRR, NULL, OWN, Collection, Recall, Shown, compare, evaluate, nDCG
 from vicinal.evaluation import run as running
 from vicinal.evaluation.cache import Cached
 from vicinal.index.lexical import BM25
@@ -74,6 +74,74 @@ def test_dense_figures_are_those_of_cosines_over_the_whole_corpus(
     assert result.settings["dim"] == dim
 
 
+OTHER = [Document(f"o{n}", text=f"{word} of the harbour {n}") for n, word in enumerate(["boats", "sails", "tides"] * 3)]
+
+
+@pytest.mark.parametrize("dim", [None, 8])
+def test_figures_in_a_context_are_those_of_cosines_of_an_encoder_that_is_bound_to_it(
+    dim: int | None, collection: Collection, tiny: Encoder
+) -> None:
+    shown = [Shown("own", size=5), NULL, Shown("harbour", Corpus.read(OTHER), size=4)]
+    result = evaluate(collection, tiny, ["dense"], contexts=shown, dim=dim)
+    own = tiny.with_context(tiny.context(collection.corpus, size=5))
+    harbour = tiny.with_context(tiny.context(OTHER, size=4))
+    expected = {"own": own, "null": tiny, "harbour": harbour}
+    assert list(result.contexts) == list(expected)
+    for name, reader in expected.items():
+        reached = result.contexts[name].modes["dense"]
+        assert reached.per_query["nDCG@10"] == pytest.approx(by_hand(cosines(reader, dim))), name
+        assert reached.spread is None
+    assert result.contexts["own"].modes != result.contexts["null"].modes, "otherwise this shows nothing"
+    assert result.modes is result.contexts["own"].modes
+
+
+def test_measures_of_several_draws_are_their_means_and_spread_their_ends(collection: Collection, tiny: Encoder) -> None:
+    result = evaluate(collection, tiny, ["dense", "bm25"], contexts=[Shown("own", size=2), NULL], seeds=5, dim=8)
+    draws = [
+        by_hand(cosines(tiny.with_context(tiny.context(collection.corpus, size=2, seed=seed)), 8)) for seed in range(5)
+    ]
+    means = [sum(draw.values()) / 4 for draw in draws]
+    assert len({round(mean, 6) for mean in means}) > 1, "otherwise this shows nothing"
+    dense, words = (result.modes[mode] for mode in ("dense", "bm25"))
+    assert dense.measures["nDCG@10"] == pytest.approx(sum(means) / 5)
+    assert dense.spread is not None and dense.spread["nDCG@10"] == pytest.approx((min(means), max(means)))
+    assert dense.per_query["nDCG@10"] == pytest.approx({q: sum(draw[q] for draw in draws) / 5 for q in QUERIES})
+    assert words.spread is None or words.spread["nDCG@10"] == (words.measures["nDCG@10"],) * 2
+    assert [draw and draw["seed"] for draw in result.contexts["own"].draws] == [0, 1, 2, 3, 4]
+    assert list(result.contexts["null"].draws) == [None], "none is drawn, so there is nothing to draw again"
+    assert result.contexts["null"].modes["dense"].spread is None
+
+
+def test_null_is_the_figure_without_contexts_to_the_last_bit(collection: Collection, tiny: Encoder) -> None:
+    plain = evaluate(collection, tiny, MODES)
+    among = evaluate(collection, tiny, MODES, contexts=[OWN, NULL, Shown("o", Corpus.read(OTHER))], seeds=2)
+    assert among.contexts["null"].modes == plain.modes
+    assert among.contexts["own"].modes["dense"] != plain.modes["dense"]
+    assert among.contexts["own"].modes["bm25"].measures == plain.modes["bm25"].measures
+
+
+def test_every_text_is_encoded_once_however_many_contexts_ask(
+    collection: Collection, tiny: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    encode = Encoder.encode_raw
+
+    def encoding(encoder: Encoder, texts: Any, role: str, *options: Any, **more: Any) -> Any:
+        asked.extend((role, text) for text in texts)
+        return encode(encoder, texts, role, *options, **more)
+
+    monkeypatch.setattr(Encoder, "encode_raw", encoding)
+    other = Corpus.read(OTHER)
+    contexts = [Shown("own", size=n, choice=c) for n in (2, 3) for c in ("random", "density")]
+    evaluate(collection, tiny, MODES, contexts=[*contexts, NULL, Shown("other", other, size=9)], seeds=3)
+    assert len(asked) == len(set(asked)) == 5 + 4 + len(OTHER)
+
+
+def test_contexts_of_one_name_are_told_apart_by_how_they_were_chosen(collection: Collection, tiny: Encoder) -> None:
+    contexts = [Shown("own", size=2), Shown("own", size=3, choice="medoids"), NULL]
+    assert list(evaluate(collection, tiny, contexts=contexts).contexts) == ["own random 2", "own medoids 3", "null"]
+
+
 def test_words_find_what_shares_them_and_nothing_else(collection: Collection) -> None:
     found = evaluate(collection, None, ["bm25"]).modes["bm25"].per_query
     assert found["Recall@100"] == {"q1": 0.5, "q2": 1.0, "q3": 0.0, "q4": 0.5}
@@ -94,12 +162,15 @@ def test_the_json_has_the_first_modes_measures_on_top_and_every_mode_below(
 ) -> None:
     result = evaluate(collection, tiny, ["bm25", "dense", "dense+bm25", "bm25"]).as_json()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert list(result) == ["measures", "modes", "per_query", "context", "seconds", "settings", "counts"]
+    keys = ["measures", "per_query", "modes", "context", "draws", "contexts", "seconds", "settings", "counts"]
+    assert list(result) == keys
+    assert list(result["contexts"]) == ["null"] and result["context"] is None
     assert list(result["modes"]) == ["bm25", "dense", "dense+bm25"]
     assert list(result["measures"]) == ["nDCG@10", "MRR@10", "Recall@100", "MAP", "P@5"]
     assert {"measures": result["measures"], "per_query": result["per_query"]} == result["modes"]["bm25"]
     assert all(0 <= value <= 1 for mode in result["modes"].values() for value in mode["measures"].values())
-    assert set(result["seconds"]) == {"read", "encode_documents", "encode_queries", "index_words", "search", "measure"}
+    steps = {"read", "context", "encode_documents", "encode_queries", "index_words", "search", "measure"}
+    assert set(result["seconds"]) == steps
     expected = {"collection": "six", "split": "test", "modes": ["bm25", "dense", "dense+bm25"], "model": tiny.settings}
     assert expected.items() <= result["settings"].items()
     assert result["settings"]["language"] != "auto"
@@ -188,6 +259,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"modes": ["bm25"], "dim": 16}, "--dim 16 shortens vectors, and mode bm25 has none: leave it out"),
     ({"modes": ["dense", "bm25"], "language": "englisch"}, "'englisch' is not a language .* did you mean 'english'"),
     ({"modes": ["dense"], "measures": [Recall]}, "Recall needs a number of hits"),
+    ({"modes": ["dense"], "contexts": []}, "0 contexts and 1 draws of each were asked for"),
+    ({"modes": ["dense"], "contexts": [OWN], "seeds": 0}, "1 contexts and 0 draws of each were asked for"),
 ]
 
 
