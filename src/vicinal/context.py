@@ -188,7 +188,10 @@ def choose(vectors: Tensor, size: int, choice: str, seed: int = 0) -> list[int]:
 
 
 def medoids(vectors: Tensor, size: int, seed: int = 0, steps: int = 20) -> list[int]:
-    """The row nearest to each centre of spherical k-means."""
+    """The row nearest to each centre of spherical k-means.
+
+    Better than random with 16 or 32 documents, and no better from 64 on (measured, docs/log.md, "Ways of choosing").
+    """
     centres = vectors[coverage(vectors, size)]  # a start that needs no luck
     for _ in range(steps):
         nearest = (vectors @ centres.T).argmax(dim=1)
@@ -206,7 +209,10 @@ def medoids(vectors: Tensor, size: int, seed: int = 0, steps: int = 20) -> list[
 
 
 def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
-    """Greedy facility location: each next row adds most to the sum of all rows' best similarities to a chosen one."""
+    """Greedy facility location: each next row adds most to the sum of all rows' best similarities to a chosen one.
+
+    Better than random with 16 or 32 documents, and no better from 64 on (measured, docs/log.md, "Ways of choosing").
+    """
     similar = vectors @ vectors.T
     best = torch.full((len(vectors),), -1.0)
     chosen: list[int] = []
@@ -219,7 +225,10 @@ def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
 
 
 def density(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
-    """Herding: each next row brings the mean of the chosen nearest to that of all, so that dense regions get more."""
+    """Herding: each next row brings the mean of the chosen nearest to that of all, so that dense regions get more.
+
+    No better than random at any size, as far as measured (docs/log.md, "Ways of choosing").
+    """
     wanted, held = vectors @ vectors.mean(dim=0), torch.zeros(len(vectors))
     chosen: list[int] = []
     for count in range(size):
