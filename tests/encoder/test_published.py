@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vicinal.encoder import published
 from vicinal.encoder.contextual import TwoStage
 from vicinal.errors import InputError, ModelError
-from vicinal.encoder import published
 
 TESTS = Path(__file__).parent.parent
 RECORDED = sorted((TESTS / "data" / "cde").glob("*.safetensors"))

@@ -167,7 +167,11 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json; expected a Hugging Face or sentence-transformers folder")
-    fields = read_json(path, dict)
+    return config_of(read_json(path, dict), folder)
+
+
+def config_of(fields: Mapping[str, Any], folder: Path) -> Any:
+    """The fields of a configuration, found in a folder, as transformers' own, checked."""
     family = fields.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"{folder} is of the family {family!r}; those that work are {', '.join(FAMILIES)}")
@@ -182,9 +186,13 @@ def read_config(folder: Path) -> Any:
     except ModelError:
         raise
     except Exception as error:  # its validation raises many kinds
-        raise ModelError(f"{path} is refused by transformers ({_line(error)}): fetch the model again") from None
+        raise ModelError(
+            f"the configuration in {folder} is refused by transformers ({_line(error)}): fetch the model again"
+        ) from None
     if positions < 1:
-        raise ModelError(f"{path} leaves positions for {positions} tokens; expected some: fetch the model again")
+        raise ModelError(
+            f"the configuration in {folder} leaves positions for {positions} tokens; expected some: fetch it again"
+        )
     return config
 
 

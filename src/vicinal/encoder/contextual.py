@@ -448,6 +448,8 @@ def _shallow(model: Any, layers: int | None) -> Any:
         raise InputError(f"first_layers is {layers}, but the backbone has {len(held)}: choose 1 to {len(held)}")
     del held[layers:]
     model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):  # ModernBERT's, one for each layer
+        model.config.layer_types = model.config.layer_types[:layers]
     return model
 
 

@@ -107,10 +107,10 @@ def _from_hub(name: str, names: str) -> Path:
         ) from None
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """Read a sentence-transformers folder, or a plain Hugging Face one."""
+def read_recipe(folder: Path, *, is_chained: bool = True) -> Recipe:
+    """Read a sentence-transformers folder, or a plain Hugging Face one; some are no chain of modules at all."""
     prompts = _prompts(read_json(folder / "config_sentence_transformers.json", dict, optional=True), folder)
-    modules = _modules(folder)
+    modules = _modules(folder) if is_chained else []
     parts = {kind: part for kind, part in modules if kind != "Dense"}
     backbone, pooling = parts.get("Transformer", folder), "mean"
     if "Pooling" in parts:

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ModelError, VicinalError
 from .backbone import FAMILIES, read_weights
 from .contextual import ContextualConfig, TwoStage
-from ..errors import ModelError
 
 FIRST, SECOND = "first_stage_model.embedder.", "second_stage_model.backbone."
 JOINS = {  # published -> ours
@@ -51,6 +51,7 @@ NOMIC = {  # published -> transformers' NomicBertModel; Wqkv is three of them
 }
 WQKV, QKV = ".attn.Wqkv.", (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj.")
 NOT_OURS = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "rotary_emb.")  # heads and buffers
+MARK = "transductive_corpus_size"  # of a published checkpoint's config.json
 HEAD_WIDTH = 64  # of every public backbone that CDE was trained on
 
 
@@ -69,8 +70,15 @@ def load(
     except (OSError, ValueError) as error:
         raise ModelError(f"{path / 'config.json'} cannot be read ({error}): fetch the checkpoint again") from None
     state = read_weights(path)
-    backbone = config.get("backbone_config") or {}
-    return from_state(state, config, backbone, residual=residual, instruction_end=instruction_end).to(device)
+    given = config.get("backbone_config") or {}
+    try:
+        model = from_state(state, config, given, residual=residual, instruction_end=instruction_end)
+    except VicinalError:
+        raise
+    except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"the files of {path} do not fit together ({reason}): fetch the checkpoint again") from None
+    return model.to(device)
 
 
 def from_state(
@@ -123,7 +131,7 @@ def settings_of(
     instruction_end: int | None,
 ) -> ContextualConfig:
     """The fields of config.json that shape an encoder; the rest is about training."""
-    documents = config.get("transductive_corpus_size")
+    documents = config.get(MARK)
     if documents is None:
         raise ModelError("config.json lacks transductive_corpus_size: expected the number of context documents")
     if config.get("architecture", "transductive") not in ("transductive", "biencoder") or config.get(
