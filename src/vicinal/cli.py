@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -166,7 +166,10 @@ Model = Annotated[
 ]
 CONTEXT_HELP = "The documents that the model is shown: own, some of CORPUS; null, none; a saved one, or another corpus."
 Context = Annotated[str, typer.Option("--context", metavar="own|null|PATH", help=CONTEXT_HELP)]
-ContextSize = Annotated[int, typer.Option("--context-size", metavar="N", help="How many documents the model is shown.")]
+ContextSize = Annotated[
+    int | None,
+    typer.Option("--context-size", metavar="N", show_default="128", help="How many documents the model is shown."),
+]
 CHOICE_NAMES = "random|medoids|coverage|density"
 ContextChoice = Annotated[str, typer.Option("--context-choice", metavar=CHOICE_NAMES, help="How they are chosen.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Which draw.")]
@@ -233,7 +236,7 @@ def index(
     ] = None,
     model: Model = DEFAULT_MODEL,
     context: Context = "own",
-    context_size: ContextSize = 128,
+    context_size: ContextSize = None,
     context_choice: ContextChoice = "random",
     seed: Seed = 0,
     engine: Annotated[str, typer.Option("--engine", metavar="exact", help="How vectors are searched.")] = "exact",
@@ -306,7 +309,7 @@ def encode(
     role: Annotated[str, typer.Option("--as", metavar="document|query", help="What the texts are.")] = "document",
     model: Model = DEFAULT_MODEL,
     context: Context = "own",
-    context_size: ContextSize = 128,
+    context_size: ContextSize = None,
     context_choice: ContextChoice = "random",
     seed: Seed = 0,
     dim: Dim = None,
@@ -442,10 +445,11 @@ def evaluate(
     from .search import MODES
 
     modes = mode or MODES
+    sizes: Sequence[int | None] = context_size or [None]
     asked_for = [
         Shown.of(asked, size, choice)
         for asked in context or ["own"]
-        for size in context_size or [128]
+        for size in sizes
         for choice in context_choice or ["random"]
     ]
     contexts = list({(shown.name, shown.size, shown.choice): shown for shown in asked_for}.values())
@@ -562,6 +566,9 @@ def info(
     if model:
         say(f"tokens    {model['max_document_tokens']} of a document, {model['max_query_tokens']} of a query at most")
     say(_context(found["context"]))
+    if found["context"] and (attention := found["context"].get("attention")):
+        order = ", and the order of its documents matters" if attention["order_matters"] else ""
+        say(f"attention {_size(attention['cache_bytes'])} of memory{order}")
     if "against" in found:
         say(f"against   {found['against']['corpus']}: {_effect(found['against'])}")
     say(f"words     {found['lexical'] or 'none to search by'}")
@@ -674,9 +681,11 @@ def _documents(context: Mapping[str, Any]) -> str:
     return f"{count:,} document{'' if count == 1 else 's'}{fewer}, {context['choice']}, seed {context['seed']}"
 
 
-def _effect(effect: Mapping[str, Any]) -> str:
+def _effect(effect: Mapping[str, Any] | None) -> str:
     from .encoder.effect import INERT, depth_of
 
+    if effect is None:
+        return "the model has none to compare with"
     best = depth_of(effect["documents"])
     told = f"cosine {effect['cosine']:.3f}, {100 * effect['top10']:.0f} % of the best {best} stay"
     return told + (" (WARNING: that is noise, so this context is inert)" if effect["top10"] >= INERT else "")

@@ -71,32 +71,39 @@ class Context:
     request: Request
     ids: tuple[str, ...]
     texts: str  # the hash of the chosen documents' ids and texts
-    vectors: Tensor  # (documents, dim), raw, 32 bit
+    vectors: Tensor  # (documents, dim), raw, 32 bit; (documents, 0) where an encoder attends to `stage` instead
+    stage: Tensor | None = None  # stage one's vectors, (documents, vectors of each, dim), for an encoder that attends
 
     @classmethod
     def of(
         cls,
         corpus: Iterable[Document],
-        embed: Embed,
+        embed: Embed | None,
         *,
         encoder: str,
         size: int = SIZE,
         choice: str = "random",
         seed: int = 0,
+        stage: Embed | None = None,
     ) -> Context:
         """Choose documents of a corpus, and embed them; a corpus of fewer gives all that it has."""
         request = Request(size, choice, seed)
         drawn = draw(corpus, size if choice == "random" else max(POOL, size), seed)
         if choice != "random" and len(drawn) > size:
-            chosen = choose(unit(embed([document.content for document in drawn])), size, choice, seed)
+            texts = [document.content for document in drawn]
+            known = embed(texts) if embed else stage(texts).mean(dim=1) if stage else None
+            if known is None:
+                raise InputError(f"documents cannot be chosen by {choice} without vectors: give embed, or stage")
+            chosen = choose(unit(known), size, choice, seed)
             drawn = [drawn[i] for i in chosen]
         drawn.sort(key=lambda document: document.id)  # a set: in which order it was found must not be seen in any sum
         contents = [document.content for document in drawn]
-        vectors = embed(contents).float() if drawn else torch.zeros(0, 0)
+        vectors = embed(contents).float() if drawn and embed else torch.zeros(len(drawn), 0)
+        shown = stage(contents).float() if drawn and stage else None
         digest = hashlib.sha256()
         for document in drawn:
             digest.update(f"{len(document.id)} {len(document.content)} {document.id}{document.content}\n".encode())
-        return cls(encoder, request, tuple(document.id for document in drawn), digest.hexdigest(), vectors)
+        return cls(encoder, request, tuple(document.id for document in drawn), digest.hexdigest(), vectors, shown)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,9 +125,10 @@ class Context:
 
     def save(self, path: str | Path) -> None:
         """Write the context as one .safetensors file."""
-        record = self._record() | {"vectors": _hash(self.vectors)}
+        tensors = {name: tensor.contiguous() for name, tensor in self._tensors().items()}
+        record = self._record() | {name: _hash(tensor) for name, tensor in tensors.items()}
         # Under one key: safetensors writes several in an order of its own, another each time.
-        data = save({"vectors": self.vectors.contiguous()}, metadata={"context": files.canonical_json(record)})
+        data = save(tensors, metadata={"context": files.canonical_json(record)})
         with files.writing(Path(path)) as partial:
             partial.write_bytes(data)
 
@@ -130,10 +138,13 @@ class Context:
         try:
             with safe_open(path, framework="pt") as opened:
                 metadata, vectors = opened.metadata() or {}, opened.get_tensor("vectors")
+                stage = opened.get_tensor("stage") if "stage" in opened.keys() else None  # noqa: SIM118
             record = json.loads(metadata["context"])
             request = Request(**record["request"])
-            context = cls(record["encoder"], request, tuple(record["ids"]), record["texts"], vectors)
-            intact = record["vectors"] == _hash(vectors) and (len(vectors), vectors.ndim) == (len(context), 2)
+            context = cls(record["encoder"], request, tuple(record["ids"]), record["texts"], vectors, stage)
+            intact = all(record.get(name) == _hash(tensor) for name, tensor in context._tensors().items())
+            intact &= (len(vectors), vectors.ndim) == (len(context), 2) and (stage is None) == ("stage" not in record)
+            intact &= stage is None or (len(stage), stage.ndim) == (len(context), 3)
         except FileNotFoundError:
             raise InputError(f"there is no file {path}: expected a context that was saved, or a corpus") from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -141,6 +152,14 @@ class Context:
         if record.get("format") != FORMAT or not intact:
             raise InputError(f"{path} is not as it was saved, or of a newer format: make the context again")
         return context
+
+    @cached_property
+    def contents(self) -> str:
+        """A hash of the tensors themselves, which no fingerprint has."""
+        return files.fingerprint_of({name: _hash(tensor) for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"vectors": self.vectors} | ({} if self.stage is None else {"stage": self.stage})
 
     def _record(self) -> dict[str, Any]:
         return {

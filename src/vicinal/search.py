@@ -217,6 +217,7 @@ class Index:
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
         self.manifest, self.segments = storage.opened(self.path)
+        self._readers: dict[str, Encoder] = {}
         self._starts = np.cumsum([0, *(len(segment) for segment in self.segments)])  # rows are numbered through
         if encoder is not None:
             self.encoder = self._checked(encoder)
@@ -237,8 +238,12 @@ class Index:
 
         An encoder that is bound to a context gives an index that keeps it, and asks its queries in it.
         """
+        encoder.check_bound()
         order = building.Order(encoder.dim, encoder.settings, keep_text, language, context=encoder.bound)
-        if encoder.bound is not None:
+        if encoder.bound is not None and encoder.attends:
+            told = {"cache_bytes": encoder.cache_bytes, "order_matters": encoder.settings["order_matters"]}
+            order = replace(order, attention=told)
+        if encoder.bound is not None and encoder.has_null:
             order = replace(order, effect=lambda documents: effect(encoder, documents=documents, progress=progress))
         rows = building.encoded_rows(encoder)
         is_new = building.build(Path(path), corpus, rows, order, overwrite=overwrite, progress=progress)
@@ -440,8 +445,12 @@ class Index:
         """The encoder, bound to the context of a segment; None where vectors were handed in."""
         if self.manifest.encoder is None:
             return None
-        context = segment.context
-        return self.encoder.without_context() if context is None else self.encoder.with_context(context)
+        name = segment.record.name
+        if name not in self._readers:  # what a reader derives from its context is worth keeping
+            context = segment.context
+            bound = self.encoder.without_context() if context is None else self.encoder.with_context(context)
+            self._readers[name] = bound
+        return self._readers[name]
 
     def _correction(self, segment: storage.Segment, dim: int | None) -> Tensor | None:
         reader = self._reader(segment) if segment.record.context is not None else None

@@ -32,6 +32,7 @@ class Counting:
 
     def __init__(self, fingerprint: str = "f", precision: str = "fp32", documents: int = 20, queries: int = 8) -> None:
         self.fingerprint, self.precision, self.dim = fingerprint, precision, 3
+        self.attends, self.bound = False, None
         self.max_document_tokens, self.max_query_tokens = documents, queries
         self.asked: list[str] = []
 

@@ -25,17 +25,19 @@ import numpy.typing as npt
 import torch
 
 from .. import files
-from ..context import SIZE, Context, Request, source_of
+from ..context import SIZE, Context, Embed, Request, source_of
 from ..documents import Document
 from ..errors import IndexRefused, InputError, ModelError
 from ..progress import Progress, silent
 from ..tokens import Tokenizer
 from ..vectors import Floats, checked_dim, final
+from . import own, published
 from .backbone import Backbone, weight_files
-from .folder import Recipe, Shipped, find, read_recipe, shipped
+from .folder import Recipe, Shipped, find, read_json, read_recipe, shipped
 from .lane import Lane
 from .pooling import POOLINGS
 from .projection import Projection
+from .reader import Attending, Plain, Reader
 
 __all__ = ["Encoded", "Encoder", "Raw", "Shipped", "load", "shipped"]
 
@@ -64,7 +66,9 @@ class Encoded:
 class Encoder:
     """A model that is ready to encode; `settings` is everything that shapes its raw vectors, as JSON.
 
-    `with_context` gives the same model bound to a context, `bound`: its final vectors know the corpus (lane.py).
+    `with_context` gives the same model bound to a context, `bound`: its final vectors know the corpus, by attention
+    where the model was trained with it (reader.py), else by the lane (lane.py). A model that attends to its context
+    refuses to encode unbound; none is asked for by name, `without_context`.
     """
 
     bound: Context | None = None
@@ -73,43 +77,38 @@ class Encoder:
         self,
         name: str,
         source: str,
-        backbone: Backbone,
+        reader: Reader,
         recipe: Recipe,
-        projections: Sequence[Projection],
         limits: Mapping[str, int],
         fingerprint: str,
         precision: str,
     ) -> None:
         self.name, self.source, self.fingerprint, self.precision = name, source, fingerprint, precision
-        self.pooling = recipe.pooling
         self.max_document_tokens, self.max_query_tokens = limits["document"], limits["query"]
-        self._backbone, self._projections = backbone, list(projections)
-        self.dim = backbone.dim
-        for projection in self._projections:
-            if projection.takes != self.dim:
-                raise ModelError(f"{name} projects {projection.takes} dimensions, but has {self.dim}: fetch it again")
-            self.dim = projection.width
+        self._reader = reader
+        self.pooling, self.dim, self.attends = reader.pooling, reader.dim, reader.attends
         self._tokenizers = {
             role: Tokenizer.load(
                 recipe.backbone, prompt=recipe.prompts[role], max_tokens=limits[role], lower=recipe.lower
             )
             for role in ROLES
         }
-        if self._tokenizers["query"].highest_id >= backbone.vocabulary:
+        if self._tokenizers["query"].highest_id >= reader.vocabulary:
             raise ModelError(
                 f"the tokenizer of {name} gives ids up to {self._tokenizers['query'].highest_id}, but its weights know "
-                f"{backbone.vocabulary} tokens: one of the two is another model's, so fetch it again"
+                f"{reader.vocabulary} tokens: one of the two is another model's, so fetch it again"
             )
         self.lane = Lane()
         self._correction = lru_cache(maxsize=8)(self._corrected_at)  # one per size, of a few hundred kilobytes each
 
     @property
     def device(self) -> str:
-        return self._backbone.device.type
+        kind: str = self._reader.device.type
+        return kind
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {
+        settings = {
             "name": self.name,
             "source": self.source,
             "fingerprint": self.fingerprint,
@@ -119,14 +118,31 @@ class Encoder:
             "max_document_tokens": self.max_document_tokens,
             "max_query_tokens": self.max_query_tokens,
         }
+        if isinstance(self._reader, Attending):
+            config = self._reader.config
+            settings["attention"] = config.attention
+            settings["context_documents"] = config.documents  # None: any number
+            settings["order_matters"] = config.order_matters
+        return settings
+
+    @property
+    def has_null(self) -> bool:
+        """Whether the model can be asked without context."""
+        return not isinstance(self._reader, Attending) or self._reader.has_null
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory that attention to the bound context takes; derived for this device and precision, never saved."""
+        return self._reader.cache_bytes
 
     def context(
         self,
         corpus: Iterable[Document],
-        size: int = SIZE,
+        size: int | None = None,
         choice: str = "random",
         seed: int = 0,
         progress: Progress = silent,
+        embed: Embed | None = None,
     ) -> Context:
         """Choose documents of a corpus as its context (context.py says how), and encode them, once.
 
@@ -134,24 +150,68 @@ class Encoder:
         >>> context = encoder.context([Document(str(n), text=f"cat {n}") for n in range(9)], size=4)
         >>> len(context), encoder.with_context(context).encode_queries(["a cat"]).dense.shape
         (4, (1, 64))
-        """
 
-        def embed(texts: Sequence[str]) -> torch.Tensor:
+        `size` is 128 unless the model is made for another number. `embed` gives raw vectors of texts that are known
+        already; a model that attends to its context has no use for them.
+        """
+        size = self._size(size)
+        if isinstance(self._reader, Attending):
+            stage = self._stage(progress)
+            made = Context.of(corpus, None, encoder=self.fingerprint, size=size, choice=choice, seed=seed, stage=stage)
+            expected = self._reader.config.documents
+            if expected is not None and 0 < len(made) < expected:
+                raise InputError(
+                    f"{self.name} is made for contexts of {expected} documents, and the corpus has {len(made)} that "
+                    "are not empty: show it another, larger corpus (--context CORPUS)"
+                    + (", or none (--context null)" if self.has_null else "")
+                )
+            return made
+
+        def embedded(texts: Sequence[str]) -> torch.Tensor:
             return torch.from_numpy(self.encode_raw(texts, "document", progress).vectors)
 
-        return Context.of(corpus, embed, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+        return Context.of(corpus, embed or embedded, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+
+    def _size(self, asked: int | None) -> int:
+        """How many documents a context is to have; another number than the model is made for is refused."""
+        expected = self._reader.config.documents if isinstance(self._reader, Attending) else None
+        if asked is not None and expected is not None and asked != expected:
+            raise InputError(
+                f"a context of {asked} documents was asked for, and {self.name} is made for {expected}: leave the size "
+                "out, or ask for as many"
+            )
+        return asked if asked is not None else expected or SIZE
+
+    def _stage(self, progress: Progress) -> Embed:
+        """Texts -> the vectors of stage one, (texts, tokens_per_document, dim)."""
+
+        def embed(texts: Sequence[str]) -> torch.Tensor:
+            reader = self._reader
+            assert isinstance(reader, Attending)
+            ids = self._tokenizers["document"].read(texts).ids
+            vectors = torch.zeros(len(ids), reader.config.tokens_per_document, self.dim)
+            with progress("encoding context", len(ids)) as advance:
+                for batch in batches([len(part) for part in ids], self._batch_tokens):
+                    vectors[batch] = reader.embed([ids[i] for i in batch])
+                    advance(len(batch))
+                advance(sum(not part for part in ids))
+            if not vectors.isfinite().all():
+                raise self._not_finite()
+            return vectors
+
+        return embed
 
     def in_context(
         self,
         asked: str,
         corpus: Iterable[Document],
-        size: int = SIZE,
+        size: int | None = None,
         choice: str = "random",
         seed: int = 0,
         progress: Progress = silent,
     ) -> Encoder:
         """The same model in the context that a word asks for: own (chosen from the corpus), null (none), or a PATH."""
-        Request(size, choice, seed)  # refused at the door, whatever the word
+        Request(SIZE if size is None else size, choice, seed)  # refused at the door, whatever the word
         if asked == "null":
             return self.without_context()
         source = corpus if asked == "own" else source_of(asked)
@@ -160,6 +220,8 @@ class Encoder:
 
     def with_context(self, context: Context) -> Encoder:
         """The same model, bound to a context that it made; one of no documents is none."""
+        if self.bound is not None and (self.bound, self.bound.contents) == (context, context.contents):
+            return self  # with what it has derived from it
         if context.encoder != self.fingerprint:
             raise IndexRefused(
                 f"the context was made by another encoder ({context.encoder[:12]}) than {self.name} "
@@ -168,21 +230,33 @@ class Encoder:
         return self._bound_to(context if len(context) else None)
 
     def without_context(self) -> Encoder:
-        """The same model, bound to no context."""
+        """The same model, bound to no context; a published checkpoint without a null embedding refuses."""
+        if not self.has_null:
+            raise InputError(
+                f"{self.name} has no null embedding, so it cannot be asked without context: give it one of "
+                f"{self._size(None)} documents"
+            )
         return self._bound_to(None)
 
     def _bound_to(self, context: Context | None) -> Encoder:
         other = copy.copy(self)
         other.bound = context
+        if isinstance(self._reader, Attending):
+            if context is not None and context.stage is None:
+                raise InputError(f"the context has no vectors that {self.name} attends to: make it with this encoder")
+            other._reader = self._reader.behind(None if context is None else context.stage)
         other._correction = lru_cache(maxsize=8)(other._corrected_at)
         return other
 
     def correction(self, dim: int | None = None) -> torch.Tensor | None:
-        """The map of the bound context for vectors of a size, (dim, dim); None where there is no context."""
+        """The lane's map of the bound context for vectors of a size, (dim, dim).
+
+        None where there is no context, and where the model was trained with its own way to it, which has no lane.
+        """
         return self._correction(checked_dim(dim, self.dim))
 
     def _corrected_at(self, dim: int) -> torch.Tensor | None:
-        if self.bound is None:
+        if self.bound is None or self.attends:
             return None
         with torch.inference_mode():
             return self.lane.matrix(final(self.bound.vectors, dim))
@@ -206,6 +280,7 @@ class Encoder:
         """
         if role not in ROLES:
             raise InputError(f"there is no role {role!r}: texts are encoded as {' or as '.join(ROLES)}")
+        self.check_bound()
         texts = _listed(texts)
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         ends = np.empty(len(texts), dtype=np.int64)
@@ -215,7 +290,8 @@ class Encoder:
                 tokens = self._tokenizers[role].read(texts[start : start + TEXTS_AT_ONCE])
                 ends[start : start + len(tokens.ids)] = tokens.ends
                 cut += int(tokens.cut.sum())
-                for batch in batches([len(ids) for ids in tokens.ids], BATCH_TOKENS.get(self.device, 4096)):
+                lengths = [len(ids) and len(ids) + self._reader.front for ids in tokens.ids]
+                for batch in batches(lengths, self._batch_tokens):
                     vectors[start + batch] = self._vectors([tokens.ids[i] for i in batch])
                     advance(len(batch))
                 advance(sum(not ids for ids in tokens.ids))
@@ -225,18 +301,29 @@ class Encoder:
         correction = self.correction(dim)
         return Encoded(final(torch.from_numpy(self.encode_raw(texts, role, progress).vectors), dim, correction).numpy())
 
+    def check_bound(self) -> None:
+        """Refuse to encode by accident without the context that a model was trained with."""
+        if isinstance(self._reader, Attending) and not self._reader.is_bound:
+            raise InputError(
+                f"{self.name} was trained with context: bind one, encoder.with_context(encoder.context(corpus)), or "
+                "ask for none by name, encoder.without_context()"
+            )
+
+    @property
+    def _batch_tokens(self) -> int:
+        return BATCH_TOKENS.get(self.device, 4096)
+
     def _vectors(self, texts: Sequence[Sequence[int]]) -> Floats:
         with torch.inference_mode():
-            states, lengths = self._backbone.states(texts, only_first=self.pooling == "cls")
-            pooled = POOLINGS[self.pooling](states, lengths)
-            for projection in self._projections:
-                pooled = projection(pooled)
-            vectors: Floats = pooled.float().cpu().numpy()
+            vectors: Floats = self._reader(texts).float().cpu().numpy()
         if not np.isfinite(vectors).all():
-            raise ModelError(
-                f"{self.name} gives NaN or infinity in {self.precision}: try --precision fp32, or fetch the model again"
-            )
+            raise self._not_finite()
         return vectors
+
+    def _not_finite(self) -> ModelError:
+        return ModelError(
+            f"{self.name} gives NaN or infinity in {self.precision}: try --precision fp32, or fetch the model again"
+        )
 
 
 def load(
@@ -259,17 +346,47 @@ def load(
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"there is no pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
     place = find(model)
-    recipe = read_recipe(place.folder).with_pooling(pooling)
     on = _device(device)
     chosen = _precision(precision, on)
-    backbone = Backbone(recipe.backbone, device=on, dtype=PRECISIONS[chosen])
-    own = min(recipe.max_tokens or backbone.max_tokens, backbone.max_tokens)
+    try:
+        recipe, reader = _read(place.folder, pooling, on, PRECISIONS[chosen])
+    except ModelError:
+        raise
+    except InputError as error:
+        raise ModelError(f"{place.name} cannot be used ({error}): fetch it again, or take another model") from None
+    usual = min(recipe.max_tokens or reader.own_tokens, reader.own_tokens)
     limits = {
-        "document": _limit("document", max_document_tokens, own, backbone.max_tokens),
-        "query": _limit("query", max_query_tokens, own, backbone.max_tokens),
+        "document": _limit("document", max_document_tokens, usual, reader.max_tokens),
+        "query": _limit("query", max_query_tokens, usual, reader.max_tokens),
     }
-    projections = [Projection.load(part, on) for part in recipe.dense]
-    return Encoder(place.name, place.source, backbone, recipe, projections, limits, _fingerprint(recipe), chosen)
+    return Encoder(place.name, place.source, reader, recipe, limits, _fingerprint(recipe), chosen)
+
+
+def _read(folder: Path, pooling: str | None, on: torch.device, dtype: torch.dtype) -> tuple[Recipe, Reader]:
+    """The recipe and the reader of a folder: our own two-stage encoder's, a published one's, or a plain model's."""
+    fields = read_json(folder / "config.json", dict, optional=True)
+    if fields.get("model_type") == own.KIND:
+        model, most = own.load(folder), None
+    elif published.MARK in fields:
+        model = published.load(folder, instruction_end=_colon(folder, fields))
+        most = fields.get("max_seq_length")
+        most = most if type(most) is int and most > 0 else None
+    else:
+        recipe = read_recipe(folder).with_pooling(pooling)
+        backbone = Backbone(recipe.backbone, device=on, dtype=dtype)
+        return recipe, Plain(backbone, recipe.pooling, [Projection.load(part, on) for part in recipe.dense])
+    if pooling not in (None, model.config.pooling):
+        raise ModelError(f"{folder} pools by {model.config.pooling}, as it was trained: leave the pooling out")
+    recipe = read_recipe(folder, is_chained=False).with_pooling(model.config.pooling)
+    return recipe, Attending(model.to(on, dtype), most)
+
+
+def _colon(folder: Path, fields: Mapping[str, Any]) -> int | None:
+    """The token that ends an instruction, where a published checkpoint leaves instructions out of pooling."""
+    if not fields.get("pool_ignore_instruction_tokens"):
+        return None
+    ids: list[int] = Tokenizer.load(folder, max_tokens=1 << 20).backend.encode(": ", add_special_tokens=False).ids
+    return ids[0] if ids else None
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[npt.NDArray[np.int64]]:

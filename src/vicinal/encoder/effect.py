@@ -50,14 +50,21 @@ def effect(
         "document": [document.content for document in drawn],
         "query": [pseudo_query(document) for document in drawn],
     }
+
+    def encoded(reading: Encoder) -> dict[str, torch.Tensor]:
+        return {
+            role: torch.from_numpy(reading.encode_raw(part, role, progress).vectors) for role, part in texts.items()
+        }
+
+    raw = encoded(reader)
     # Without attention, raw vectors do not depend on the context, so that one encoding serves both readings.
-    raw = {role: torch.from_numpy(reader.encode_raw(part, role, progress).vectors) for role, part in texts.items()}
+    both = ((reader, raw), (other, encoded(other) if reader.attends else raw))
     mine, theirs = (
-        {role: final(part, None, reading.correction()) for role, part in raw.items()} for reading in (reader, other)
+        {role: final(part, None, reading.correction()) for role, part in known.items()} for reading, known in both
     )
     depth = depth_of(len(drawn))
     common = [len(set(a) & set(b)) / depth for a, b in zip(_best(mine, depth), _best(theirs, depth), strict=True)]
-    cosines = torch.cat([(mine[role] * theirs[role]).sum(dim=1) for role in raw])
+    cosines = torch.cat([(mine[role] * theirs[role]).sum(dim=1) for role in texts])
     return {
         "documents": len(drawn),
         "cosine": round(float(cosines.mean()), 4) if drawn else 1.0,

@@ -1,8 +1,9 @@
 """Raw vectors that were computed once need not be computed again: a SQLite file per encoder, keyed by the text.
 
-What shapes a raw vector names the file (the encoder's fingerprint, precision and token limit, the role of the text),
-so a changed model, limit or prompt never meets another's vectors. Deleting the folder costs time and nothing else, and
-so does everything that can happen to it: what cannot be read is encoded again, what cannot be written is not kept.
+What shapes a raw vector names the file (the encoder's fingerprint, precision and token limit, the role of the text, and
+the context where the encoder attends to one), so a changed model, limit or prompt never meets another's vectors.
+Deleting the folder costs time and nothing else, and so does everything that can happen to it: what cannot be read is
+encoded again, what cannot be written is not kept.
 
     VICINAL_CACHE, else $XDG_CACHE_HOME/vicinal, else ~/.cache/vicinal
 
@@ -96,7 +97,10 @@ class Cached:
     def _file(self, role: str) -> Path:
         e = self.encoder
         limit = e.max_document_tokens if role == "document" else e.max_query_tokens
-        return self.folder / f"{files.fingerprint_of([LAYOUT, e.fingerprint, e.precision, limit, role])[:24]}.sqlite"
+        key: list[object] = [LAYOUT, e.fingerprint, e.precision, limit, role]
+        if e.attends:  # then the context shapes raw vectors too, by the very numbers that are attended to
+            key.append(e.bound and [e.bound.fingerprint, e.bound.contents])
+        return self.folder / f"{files.fingerprint_of(key)[:24]}.sqlite"
 
 
 class Store:

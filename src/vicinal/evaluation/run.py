@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache as once
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..context import SIZE, Context, Embed, Request, source_of
+from ..context import SIZE, Context, Request, source_of
 from ..corpus import Corpus
 from ..encoder import Encoder
 from ..errors import InputError
@@ -46,31 +47,27 @@ class Shown:
 
     name: str
     source: Corpus | Context | None = None
-    size: int = SIZE
+    size: int | None = None  # None: 128, or what the model is made for
     choice: str = "random"
 
     def __post_init__(self) -> None:
-        Request(self.size, self.choice)
+        Request(SIZE if self.size is None else self.size, self.choice)
 
     @classmethod
-    def of(cls, asked: str, size: int = SIZE, choice: str = "random") -> Shown:
+    def of(cls, asked: str, size: int | None = None, choice: str = "random") -> Shown:
         """The context that a word asks for: own, null, or the PATH of a saved one or of another corpus."""
         shown = cls(asked, None if asked in ("own", "null") else source_of(asked), size, choice)
         is_chosen = asked != "null" and not isinstance(shown.source, Context)
         return shown if is_chosen else cls(asked, shown.source)  # what is not chosen has no size to ask for
 
-    def draws(self, corpus: Corpus, encoder: Encoder, embed: Embed, seeds: int) -> list[Context | None]:
+    def draws(self, corpus: Corpus, make: Callable[..., Context], seeds: int) -> list[Context | None]:
         """The contexts to measure in; None is the model without one."""
         if self.name == "null":
             return [None]
         if isinstance(self.source, Context):
             return [self.source]
         source = self.source or corpus
-        made = (
-            Context.of(source, embed, encoder=encoder.fingerprint, size=self.size, choice=self.choice, seed=seed)
-            for seed in range(seeds)
-        )
-        return list(made)
+        return [make(source, self.size, self.choice, seed) for seed in range(seeds)]
 
 
 NULL, OWN = Shown("null"), Shown("own")
@@ -180,26 +177,34 @@ def evaluate(
     }
 
     @once
-    def vectors() -> tuple[Cached, torch.Tensor, dict[str, Floats]]:
-        assert encoder is not None, "_check has seen to it"
-        cached = Cached(encoder, cache)
+    def vectors(reader: Encoder | None) -> tuple[Cached, torch.Tensor, dict[str, Floats]]:
+        assert reader is not None, "_check has seen to it"
+        cached = Cached(reader, cache)
         with clock("encode_documents"):
             documents = cached.encode_raw(texts, "document", progress)
         with clock("encode_queries"):
             asked = cached.encode_raw(queries, "query", progress)
-        counts.update(cut=documents.cut, cut_queries=asked.cut, encoded=cached.encoded)
+        encoded = counts.get("encoded", 0) + cached.encoded
+        counts.update(cut=documents.cut, cut_queries=asked.cut, encoded=encoded)
         return cached, torch.from_numpy(documents.vectors), dict(zip(queries, asked.vectors, strict=True))
 
     def drawn(context: Shown) -> list[Context | None]:
         if encoder is None:
             return [None]
+        make = partial(encoder.context, embed=lambda part: embedded(vectors(encoder)[0], part))
         with clock("context"):
-            return context.draws(collection.corpus, encoder, lambda part: embedded(vectors()[0], part), seeds)
+            return context.draws(collection.corpus, make, seeds)
+
+    @once
+    def bound(context: Context | None) -> Encoder:
+        assert encoder is not None, "_check has seen to it"
+        return encoder.without_context() if context is None else encoder.with_context(context)
 
     def dense(context: Context | None) -> Dense:
         assert encoder is not None, "_check has seen to it"
-        _, documents, known = vectors()
-        reader = encoder.without_context() if context is None else encoder.with_context(context)
+        reader = bound(context)
+        # Without attention, raw vectors do not depend on the context, so that one encoding serves them all.
+        _, documents, known = vectors(reader if encoder.attends else encoder)
         engine = Exact([documents], dim, correction=reader.correction(dim))
         return Dense(lambda asked: np.stack([known[query] for query in asked]), engine)
 
@@ -238,7 +243,9 @@ def _named(contexts: Sequence[Shown]) -> dict[str, Shown]:
     """Contexts by their names; where two have one name, the way of choosing is part of it."""
     names = [context.name for context in contexts]
     return {
-        context.name if names.count(context.name) == 1 else f"{context.name} {context.choice} {context.size}": context
+        context.name
+        if names.count(context.name) == 1
+        else f"{context.name} {context.choice} {context.size or SIZE}": context
         for context in contexts
     }
 

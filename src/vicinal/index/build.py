@@ -79,6 +79,7 @@ class Order:
     vectors: str | None = None
     context: Context | None = None
     effect: Callable[[DocumentStore], Mapping[str, Any]] | None = None  # what the context changes, measured once
+    attention: Mapping[str, Any] | None = None  # what is said of attention to the context, where there is any
 
     def request(self, corpus_fingerprint: str) -> dict[str, Any]:
         """Everything that shapes the index, as JSON."""
@@ -355,8 +356,9 @@ def _write_context(segment: Path, documents: DocumentStore, order: Order) -> dic
     if order.context is None:
         return None
     order.context.save(segment / CONTEXT)
-    effect = {"effect": dict(order.effect(documents))} if order.effect else {}
-    return order.context.describe() | effect
+    effect = {"effect": dict(order.effect(documents)) if order.effect else None}
+    attention = {"attention": dict(order.attention)} if order.attention else {}
+    return order.context.describe() | attention | effect
 
 
 def _write_tensors(path: Path, **tensors: npt.NDArray[Any]) -> None:

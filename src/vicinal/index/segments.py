@@ -161,7 +161,8 @@ CONTEXT_SHAPE = {
     "size": COUNT,
     "choice": str,
     "seed": COUNT,
-    "effect": {"documents": COUNT, "cosine": float, "top10": float},
+    "?attention": {"cache_bytes": COUNT, "order_matters": bool},
+    "effect": (None, {"documents": COUNT, "cosine": float, "top10": float}),
 }
 SHAPE = {
     "encoder": (None, ENCODER),
@@ -186,8 +187,13 @@ SHAPE = {
 }
 
 
+MISSING = object()
+
+
 def _has_shape(value: object, shape: Any) -> bool:
     """Whether a JSON value has a shape: a type, a range, None, a list of one shape, some of several, keys or any keys.
+
+    A key "?name" may be absent.
 
     >>> _has_shape({"a": [1, 2]}, {"a": [int]}), _has_shape({"a": 1}, {str: str}), _has_shape(None, (None, int))
     (True, False, True)
@@ -195,7 +201,11 @@ def _has_shape(value: object, shape: Any) -> bool:
     if isinstance(shape, dict) and isinstance(value, dict):
         if str in shape:
             return all(_has_shape(inner, shape[str]) for inner in value.values())
-        return all(name in value and _has_shape(value[name], inner) for name, inner in shape.items())
+        given = {name: value.get(name.removeprefix("?"), MISSING) for name in shape}
+        return all(
+            name.startswith("?") if given[name] is MISSING else _has_shape(given[name], inner)
+            for name, inner in shape.items()
+        )
     if isinstance(shape, list) and isinstance(value, list):
         return all(_has_shape(inner, shape[0]) for inner in value)
     if isinstance(shape, tuple):
