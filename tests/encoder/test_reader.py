@@ -286,6 +286,17 @@ def test_a_context_is_saved_with_what_the_model_attends_to(reader: Encoder, tmp_
         reader.without_context().with_context(replace(context, stage=None))
 
 
+def test_of_one_context_with_other_numbers_those_that_are_given_count(reader: Encoder) -> None:
+    context = reader.bound
+    assert context is not None and context.stage is not None
+    other = replace(context, stage=context.stage + 1)  # as of another token limit, say
+    assert other == context
+    np.testing.assert_allclose(
+        vectors(reader.with_context(other)), vectors(reader.without_context().with_context(other)), atol=1e-6
+    )
+    assert np.abs(vectors(reader.with_context(other)) - vectors(reader)).max() > 1e-3
+
+
 @pytest.mark.parametrize("choice", ["medoids", "coverage", "density"])
 def test_documents_are_chosen_by_stage_one(choice: str, toy: Encoder) -> None:
     context = toy.context(DOCUMENTS, size=5, choice=choice)
