@@ -1,8 +1,8 @@
 """Make the tiny encoder that ships for tests and docs: `python tests/make_tiny.py FOLDER`.
 
-A BERT of two narrow layers with random weights and byte-pair tokens learnt from the demo's contract clauses. Random, but
-not useless: its layers add little to the token's own random vector, so that texts which share tokens are near each other.
-The same bytes come out every time, on every machine with the same versions of the libraries.
+A BERT of two narrow layers with random weights and byte-pair tokens learnt from the demo's contract clauses. Random,
+but not useless: its layers add little to the token's own random vector, so that texts which share tokens are near each
+other. The same bytes come out every time, on every machine with the same versions of the libraries.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-os.environ["TOKENIZERS_PARALLELISM"] = (
-    "false"  # before tokenizers counts pairs: the order of ties must not depend on threads
-)
+# Before tokenizers counts pairs: the order of ties must not depend on threads.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers
 
 CORPUS = Path(__file__).parent.parent / "examples" / "legal-summ" / "corpus.jsonl.gz"

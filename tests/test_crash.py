@@ -418,7 +418,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index(
     tmp_path: Path, tiny: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"text": " ".join(f"w{n * m % 997}" for m in range(1, 9))} for n in range(200)]
+    rows = [{"text": " ".join(f"w{n * m % 997}" for m in range(1, 70))} for n in range(200)]
     Index.build(tmp_path / "whole", tiny, Corpus.read(rows)).close()
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -439,14 +439,13 @@ def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(building, "storable", stop)
         Index.build(tmp_path / "i", tiny, Corpus.read(rows))
-    for size in range(0, 1 << 20, 1024):  # for what comes after them
+    for size in range(0, 1 << 20, 8192):  # for what comes after them
         said.append(limited(size))
         if not said[-1]:
             break
     assert {sentence.split(" (")[0] for sentence in said[:-1]} == {
         "no file may be that long here",
-        "the disk is full",
-        "disk I/O error",
+        "the disk did not do what it was asked",
     }
     assert not any("\n" in sentence for sentence in said) and sum("dense-" in sentence for sentence in said) > 1
     assert bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole") and names(tmp_path) == ["docs.jsonl", "i", "whole"]

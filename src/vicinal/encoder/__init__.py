@@ -63,33 +63,27 @@ class Encoder:
         self,
         name: str,
         source: str,
+        tokenizers: Mapping[str, Tokenizer],  # one for each of ROLES
         backbone: Backbone,
-        recipe: Recipe,
+        pooling: str,
         projections: Sequence[Projection],
-        limits: Mapping[str, int],
         fingerprint: str,
         precision: str,
     ) -> None:
         self.name, self.source, self.fingerprint, self.precision = name, source, fingerprint, precision
-        self.pooling = recipe.pooling
-        self.max_document_tokens, self.max_query_tokens = limits["document"], limits["query"]
-        self._backbone, self._projections = backbone, list(projections)
-        self.dim = backbone.dim
-        for projection in self._projections:
+        self.pooling, self.dim = pooling, backbone.dim
+        self.max_document_tokens = tokenizers["document"].max_tokens
+        self.max_query_tokens = tokenizers["query"].max_tokens
+        self._tokenizers, self._backbone, self._projections = tokenizers, backbone, projections
+        if (highest := tokenizers["query"].highest_id) >= backbone.vocabulary:
+            raise ModelError(
+                f"the tokenizer of {name} gives ids up to {highest}, but its weights {backbone.vocabulary} tokens: "
+                "one of the two is another model's, so fetch it again"
+            )
+        for projection in projections:
             if projection.takes != self.dim:
                 raise ModelError(f"{name} projects {projection.takes} dimensions, but has {self.dim}: fetch it again")
             self.dim = projection.width
-        self._tokenizers = {
-            role: Tokenizer.load(
-                recipe.backbone, prompt=recipe.prompts[role], max_tokens=limits[role], lower=recipe.lower
-            )
-            for role in ROLES
-        }
-        if self._tokenizers["query"].highest_id >= backbone.vocabulary:
-            raise ModelError(
-                f"the tokenizer of {name} gives ids up to {self._tokenizers['query'].highest_id}, but its weights know "
-                f"{backbone.vocabulary} tokens: one of the two is another model's, so fetch it again"
-            )
 
     @property
     def device(self) -> str:
@@ -184,13 +178,15 @@ def load(
     on = _device(device)
     chosen = _precision(precision, on)
     backbone = Backbone(recipe.backbone, device=on, dtype=PRECISIONS[chosen])
-    own = min(recipe.max_tokens or backbone.max_tokens, backbone.max_tokens)
-    limits = {
-        "document": _limit("document", max_document_tokens, own, backbone.max_tokens),
-        "query": _limit("query", max_query_tokens, own, backbone.max_tokens),
+    asked = {"document": max_document_tokens, "query": max_query_tokens}
+    limits = {role: _limit(role, asked[role], recipe.max_tokens[role], backbone.max_tokens) for role in ROLES}
+    tokenizers = {
+        role: Tokenizer.load(recipe.backbone, prompt=recipe.prompts[role], max_tokens=limit, lower=recipe.lower)
+        for role, limit in limits.items()
     }
     projections = [Projection.load(part, on) for part in recipe.dense]
-    return Encoder(place.name, place.source, backbone, recipe, projections, limits, _fingerprint(recipe), chosen)
+    fingerprint = _fingerprint(recipe)
+    return Encoder(place.name, place.source, tokenizers, backbone, recipe.pooling, projections, fingerprint, chosen)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -216,7 +212,7 @@ def _device(asked: str) -> torch.device:
         return torch.device(best.type if best is not None else "cpu")
     try:
         device = torch.device(asked)
-        torch.empty(0, device=device)
+        torch.empty(0, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"the device {asked!r} cannot be used here ({reason}): choose auto or cpu") from None
@@ -257,12 +253,12 @@ def _listed(texts: Iterable[str]) -> Sequence[str]:
         raise InputError(f"texts are of type {type(texts).__name__}; expected a list of str") from None
 
 
-def _limit(role: str, asked: int | None, own: int, most: int) -> int:
+def _limit(role: str, asked: int | None, own: int | None, most: int) -> int:
     if asked is not None and asked > most:
         raise InputError(f"--max-{role}-tokens {asked} was asked for, but the model has {most} positions: choose less")
     if asked is not None and asked < 1:
         raise InputError(f"--max-{role}-tokens {asked} was asked for: expected 1 to {most}")
-    return own if asked is None else asked
+    return asked or min(own or most, most)
 
 
 def _fingerprint(recipe: Recipe) -> str:

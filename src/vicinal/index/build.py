@@ -172,9 +172,7 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [name for name in other if counting(one.get(name)) != counting(other[name])]
 
 
-def _taken_up(
-    partial: Path, target: Path, corpus: Corpus, order: Order, progress: Progress
-) -> dict[str, Any] | None:
+def _taken_up(partial: Path, target: Path, corpus: Corpus, order: Order, progress: Progress) -> dict[str, Any] | None:
     """What an interrupted build of the same request left; None where there is nothing to go on with."""
     if not (partial / STATE).exists():
         return None
