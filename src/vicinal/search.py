@@ -410,7 +410,7 @@ class Index:
                 raise IndexRefused(f"{self.path} was replaced since it was opened: open it again") from None
             raise
         if all(part is None for part in parts):
-            raise IndexRefused(f"{self.path} holds no words to search by: it was built from vectors without texts")
+            raise IndexRefused(f"{self.path} holds no words to search by: its documents came without text")
         if len(parts) == 1 and parts[0] is not None and not len(self._dead):
             return Lexical(parts[0])
         return Lexical(Pooled(parts, [len(segment) for segment in self.segments], self._dead))
