@@ -223,7 +223,7 @@ def published_nomic(made: Any, folder: Path, below: str = "", **config: Any) -> 
 @pytest.fixture(scope="module")
 def nomic(make_model: Make) -> Any:
     rope = {"rope_type": "default", "rope_theta": 777.0}
-    return make_model("nomic_bert", max_position_embeddings=300, layer_norm_eps=1e-6, rope_parameters=rope)
+    return make_model("nomic_bert", max_position_embeddings=300, layer_norm_eps=0.1, rope_parameters=rope)
 
 
 @pytest.mark.parametrize("below", ["", "bert."])

@@ -313,6 +313,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights are empty": (broken("model.safetensors", ""), "model.safetensors is damaged"),
     "weights hold NaN": (weights(lambda t: numbers(t, float("nan"))), "holds NaN or infinity"),
     "weights hold infinity": (weights(lambda t: numbers(t, float("inf"))), "holds NaN or infinity"),
+    "weights hold minus infinity": (weights(lambda t: numbers(t, -float("inf"))), "holds NaN or infinity"),
     "weights lack a layer": (weights(one_layer_less), "lacks 16 weights"),
     "weights are of another shape": (weights(other_shape), "do not fit its config.json"),
     "weights are another model's": (weights(other_model), "not whole, or another model's"),
