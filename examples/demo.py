@@ -4,6 +4,7 @@ The corpus is real: 445 clauses from terms of service, and 282 sentences that sa
 mean (examples/legal-summ; its README says where they come from). Nothing is fetched: the model is part of the package.
 """
 
+import sys
 import time
 from pathlib import Path
 from textwrap import shorten
@@ -57,10 +58,12 @@ for name, (mode, shown) in ROWS.items():
     print(f"   {name:33} {100 * value:{len(collection.name)}.1f}")
 
 # 5. Each of these steps is a command, too.
-there = INDEX.relative_to(Path.cwd()) if INDEX.is_relative_to(Path.cwd()) else INDEX
+here = Path.cwd()
+paths = Path(sys.executable).parent / "vicinal", INDEX
+command, there = (path.relative_to(here) if path.is_relative_to(here) else path for path in paths)
 print(f"""
 5. Type next:
 
-   .venv/bin/vicinal search {there} "may they change the price?" --mode dense+bm25
-   .venv/bin/vicinal index YOUR_FILES     # .jsonl, .csv, .parquet, or a folder of texts; it says what to type then
-   .venv/bin/vicinal --help""")
+   {command} search {there} "may they change the price?" --mode dense+bm25
+   {command} index YOUR_FILES     # .jsonl, .csv, .parquet, or a folder of texts; it says what to type then
+   {command} --help""")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_caches] = tempfile.TemporaryDirectory(prefix="vicinal-tests-", ignore_cleanup_errors=True)
     os.environ["VICINAL_CACHE"] = config.stash[_caches].name
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell makes what it starts in the background deaf to Ctrl-C, and with it the commands that tests interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-os.environ["TOKENIZERS_PARALLELISM"] = (
-    "false"  # before tokenizers counts pairs: the order of ties must not depend on threads
-)
+# Before tokenizers counts pairs: the order of ties must not depend on threads.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers
 
 CORPUS = Path(__file__).parent.parent / "examples" / "legal-summ" / "corpus.jsonl.gz"

@@ -256,7 +256,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whenever_the_machine_dies_the_index_is_whole_or_absent_and_the_next_run_completes_it(
     tmp_path: Path, small_windows: None, scene: str
 ) -> None:
-    dies(tmp_path, scene, {"nothing": 1, "some": 1})
+    dies(tmp_path, scene, {"some": 2 if scene == "new" else 1})
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_the_model_of_the_disk_forgets_what_was_not_flushed(tmp_path: Path) -> N
 
 # --- Processes are killed.
 
-CORPUS = [{"id": str(n), "text": f"document {n} of {n * 7919 % 1000} words"} for n in range(1000)]
+CORPUS = [{"id": str(n), "text": f"document {n} of {n * 7919 % 1000} words"} for n in range(300)]
 
 # One process imports everything once, and forks for every run: so each moment of a run counts, and none of its start.
 FORKING = """
@@ -304,7 +304,7 @@ import torch
 torch.set_num_threads(1)
 index, rows = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_bytes())
 kills, seed = map(int, sys.argv[3:])
-building.WINDOW_DOCUMENTS = 100
+building.WINDOW_DOCUMENTS = 30
 
 def run(target):
     child = os.fork()
@@ -418,7 +418,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index(
     tmp_path: Path, tiny: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"text": " ".join(f"w{n * m % 997}" for m in range(1, 9))} for n in range(200)]
+    rows = [{"text": " ".join(f"w{n * m % 997}" for m in range(1, 9))} for n in range(90)]
     Index.build(tmp_path / "whole", tiny, Corpus.read(rows)).close()
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -434,19 +434,18 @@ def test_when_nothing_more_can_be_written_it_is_said_and_nothing_is_at_the_index
     def stop(vectors: object) -> None:
         raise KeyboardInterrupt
 
-    said = [limited(size) for size in range(0, 20_000, 4096)]  # too little for the documents
+    said = [limited(size) for size in range(0, 20_000, 6000)]  # too little for the documents
     assert all(said) and names(tmp_path) == ["docs.jsonl", "whole"], "no part of them is of use"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(building, "storable", stop)
         Index.build(tmp_path / "i", tiny, Corpus.read(rows))
-    for size in range(0, 1 << 20, 1024):  # for what comes after them
+    for size in range(0, 1 << 20, 4096):  # for what comes after them
         said.append(limited(size))
         if not said[-1]:
             break
     assert {sentence.split(" (")[0] for sentence in said[:-1]} == {
         "no file may be that long here",
-        "the disk is full",
-        "disk I/O error",
+        "the disk did not do what it was asked",
     }
     assert not any("\n" in sentence for sentence in said) and sum("dense-" in sentence for sentence in said) > 1
     assert bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole") and names(tmp_path) == ["docs.jsonl", "i", "whole"]

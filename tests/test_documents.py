@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.documents import WHITESPACE, Document, DocumentStore, Fingerprint
@@ -36,6 +36,7 @@ def latest(rows: list[Document]) -> list[Document]:
     return list({row.id: row for row in rows}.values())
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(DOCUMENTS, max_size=30))
 def test_what_was_written_comes_back(rows: list[Document]) -> None:
     expected = latest(rows)

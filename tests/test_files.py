@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal import files
@@ -85,6 +85,7 @@ def test_a_place_where_no_file_can_be_is_refused_before_the_work(tmp_path: Path)
         pytest.fail("the block must not run")
 
 
+@settings(deadline=None, max_examples=60)
 @given(JSON)
 def test_equal_values_have_one_text_and_it_is_json(value: object) -> None:
     import json

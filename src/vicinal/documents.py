@@ -298,10 +298,15 @@ def _document(id: object, title: object, text: object, metadata: str) -> Documen
 def _writer(path: Path) -> sqlite3.Connection:
     path.touch(exist_ok=False)  # SQLite would give a new file rights of its own rather than the umask's
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True)
-    # Nobody reads before files.publish has made the closed file durable, so neither journal nor flushes serve here.
-    connection.executescript(
-        f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; {TABLE}"
-    )
+    try:
+        # Nobody reads before files.publish has made the closed file durable, so neither journal nor flushes serve here.
+        connection.executescript(
+            f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; {TABLE}"
+        )
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        remove(path)
+        raise _explained(path, error) from error
     return connection
 
 

@@ -151,6 +151,8 @@ def explain(error: OSError) -> str:
     what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({what}): free some space, then run the same command again"
+    if error.errno == errno.EIO:
+        return f"the disk did not do what it was asked ({what}): see whether it is full or failing, then try again"
     if error.errno == errno.EFBIG:
         return f"no file may be that long here ({what}): choose another place, or raise the limit"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -350,12 +350,13 @@ class Index:
         """The k best documents for a query's raw vector."""
         if k < 1:
             raise InputError(f"k={k} was asked for: expected a number of hits, 1 or more")
-        given = np.asarray(vector)
-        if given.ndim != 1 or given.dtype.kind not in "fiu" or not np.isfinite(given).all() or not given.any():
-            raise InputError(
-                f"a vector of shape {given.shape} and type {given.dtype} was given: "
-                "expected one query's finite numbers, not all of them 0"
-            )
+        try:
+            given = np.asarray(vector)
+            fits = given.ndim == 1 and given.dtype.kind in "fiu" and bool(np.isfinite(given).all() and given.any())
+        except ValueError:  # lists of different lengths
+            fits = False
+        if not fits:
+            raise InputError(f"{vector!r:.80} was given: expected one query's finite numbers, not all of them 0")
         largest = np.abs(given).max()  # the length of a vector does not matter, and might not fit into 32 bit
         raw = (given / largest).astype(np.float32)[None]
         return self.hits(self._dense(dim, lambda reader: lambda queries: raw).top(k)([""]))[0]
@@ -477,7 +478,7 @@ class Index:
                 raise IndexRefused(f"{self.path} was replaced since it was opened: open it again") from None
             raise
         if all(part is None for part in parts):
-            raise IndexRefused(f"{self.path} holds no words to search by: it was built from vectors without texts")
+            raise IndexRefused(f"{self.path} holds no words to search by: its documents came without text")
         if len(parts) == 1 and parts[0] is not None and not len(self._dead):
             return Lexical(parts[0])
         return Lexical(Pooled(parts, [len(segment) for segment in self.segments], self._dead))

@@ -67,7 +67,7 @@ def test_in_16_bit_neighbours_change_next_to_nothing(made: Any, pooling: str) ->
     together = vectors(encoder, TEXTS)
     alone = np.concatenate([vectors(encoder, [text]) for text in TEXTS])
     assert (alone * together).sum(axis=1).min() >= 0.9995
-    assert (together * vectors(load(made.folder, pooling=pooling), TEXTS)).sum(axis=1).min() >= 0.999
+    assert (together * vectors(load(made.folder, pooling=pooling), TEXTS)).sum(axis=1).min() >= 0.998
 
 
 def test_small_batches_give_what_one_large_batch_gives(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def published_nomic(made: Any, folder: Path, below: str = "", **config: Any) -> 
 @pytest.fixture(scope="module")
 def nomic(make_model: Make) -> Any:
     rope = {"rope_type": "default", "rope_theta": 777.0}
-    return make_model("nomic_bert", max_position_embeddings=300, layer_norm_eps=1e-6, rope_parameters=rope)
+    return make_model("nomic_bert", max_position_embeddings=300, layer_norm_eps=0.1, rope_parameters=rope)
 
 
 @pytest.mark.parametrize("below", ["", "bert."])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save
 
 from vicinal import files
 from vicinal.documents import Document
-from vicinal.index.segments import SEGMENTS, FileRecord, Manifest
+from vicinal.index.segments import MANIFEST, SEGMENTS, FileRecord, Manifest
 from vicinal.search import Index
 
 WORDS = ["tenant", "rent", "roof", "court", "appeal", "judge", "road", "bridge", "river", "winter"]
@@ -94,3 +98,62 @@ def joined(make: Make) -> Make:
         return path
 
     return joined
+
+
+class Forger:
+    """Who changes an index so that every hash is right: with him, hashes are no help."""
+
+    def __init__(self, index: Path) -> None:
+        self.index = index
+
+    @property
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads((self.index / MANIFEST).read_bytes())
+        return {name: value for name, value in body.items() if name != "sha256"}
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Make this the manifest."""
+        files.write_json(self.index / MANIFEST, body | {"sha256": files.fingerprint_of(body)})
+
+    def segment(self, **changed: Any) -> None:
+        """Change what the manifest knows of the first segment."""
+        body = self.body
+        body["segments"][0] |= changed
+        self.write(body)
+
+    def accept(self, path: Path) -> None:
+        """Make the manifest know a file as it is now."""
+        body = self.body
+        segment = body["segments"][0]
+        record = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
+        if path.parent.name == "tombstones":
+            segment["tombstones"] = {path.relative_to(self.index).as_posix(): record}
+        else:
+            segment["files"][path.relative_to(self.index / SEGMENTS / segment["name"]).as_posix()] = record
+        self.write(body)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Change the bytes of a file."""
+        path = next(self.index.rglob(name))
+        path.write_bytes(content)
+        self.accept(path)
+
+    def tensors(self, name: str, **changed: np.ndarray | None) -> None:
+        """Change tensors of a file; None takes one away."""
+        tensors = load_file(next(self.index.rglob(name))) | changed
+        self.replace(name, save({key: np.ascontiguousarray(t) for key, t in tensors.items() if t is not None}))
+
+    def sql(self, *statements: str) -> None:
+        """Change the documents."""
+        path = next(self.index.rglob("documents.sqlite"))
+        connection = sqlite3.connect(path)
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.close()
+        self.accept(path)
+
+
+@pytest.fixture
+def forger(index: Path) -> Forger:
+    return Forger(index)

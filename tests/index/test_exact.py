@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors import safe_open
@@ -30,6 +30,7 @@ def reference(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return q @ r.T / np.where(lengths > 0, lengths, 1)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     arrays.arrays(np.float16, st.tuples(st.integers(1, 40), st.just(5)), elements=NUMBERS),
     arrays.arrays(np.float32, st.tuples(st.integers(1, 4), st.just(5)), elements=NUMBERS),
@@ -123,6 +124,7 @@ def test_mapped_rows_stay_on_the_disk_and_give_the_same(tmp_path: Path) -> None:
     assert (Exact([mapped]).scores(query) == Exact([torch.from_numpy(rows)]).scores(query)).all()
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     arrays.arrays(np.float64, (3, 6), elements=st.floats(-1, 1)),
     st.sampled_from([2.0**e for e in (-1000, -149, -130, -40, -7, 0, 14, 15, 100, 127, 900)]),

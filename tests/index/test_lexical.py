@@ -46,6 +46,7 @@ def theirs(texts: list[str], language: str) -> tuple[bm25s.BM25, list[list[str]]
     return engine, tokens
 
 
+@settings(deadline=None, max_examples=40)
 @given(TEXTS, st.sampled_from(["english", "german", "none"]))
 def test_scores_are_those_of_bm25s_on_the_same_tokens(texts: list[str], language: str) -> None:
     texts = [*texts, "a lease"]  # bm25s cannot index no tokens at all
@@ -116,7 +117,7 @@ def test_texts_without_a_word_are_an_index_without_hits(tmp_path: Path, texts: l
     assert BM25.open(tmp_path).scores(["rent"]).tolist() == [[0.0] * len(texts)]
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(TEXTS, st.data())
 def test_parts_scored_together_are_the_whole(texts: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(texts)), max_size=3)))
@@ -284,6 +285,7 @@ def test_a_mark_never_breaks_a_word() -> None:
     assert len(marks) > 600 and not broken
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.text(st.characters(max_codepoint=127)))
 def test_plain_text_takes_a_short_cut_to_the_same_words(text: str) -> None:
     assert words(text) == words(text + " \u00e9")  # a single letter is no word, but takes the long way

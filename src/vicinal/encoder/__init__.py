@@ -77,26 +77,20 @@ class Encoder:
         self,
         name: str,
         source: str,
+        tokenizers: Mapping[str, Tokenizer],  # one for each of ROLES
         reader: Reader,
-        recipe: Recipe,
-        limits: Mapping[str, int],
         fingerprint: str,
         precision: str,
     ) -> None:
         self.name, self.source, self.fingerprint, self.precision = name, source, fingerprint, precision
-        self.max_document_tokens, self.max_query_tokens = limits["document"], limits["query"]
-        self._reader = reader
+        self.max_document_tokens = tokenizers["document"].max_tokens
+        self.max_query_tokens = tokenizers["query"].max_tokens
+        self._tokenizers, self._reader = tokenizers, reader
         self.pooling, self.dim, self.attends = reader.pooling, reader.dim, reader.attends
-        self._tokenizers = {
-            role: Tokenizer.load(
-                recipe.backbone, prompt=recipe.prompts[role], max_tokens=limits[role], lower=recipe.lower
-            )
-            for role in ROLES
-        }
-        if self._tokenizers["query"].highest_id >= reader.vocabulary:
+        if (highest := tokenizers["query"].highest_id) >= reader.vocabulary:
             raise ModelError(
-                f"the tokenizer of {name} gives ids up to {self._tokenizers['query'].highest_id}, but its weights know "
-                f"{reader.vocabulary} tokens: one of the two is another model's, so fetch it again"
+                f"the tokenizer of {name} gives ids up to {highest}, but its weights {reader.vocabulary} tokens: "
+                "one of the two is another model's, so fetch it again"
             )
         self.lane = Lane()
         self._correction = lru_cache(maxsize=8)(self._corrected_at)  # one per size, of a few hundred kilobytes each
@@ -354,12 +348,14 @@ def load(
         raise
     except InputError as error:
         raise ModelError(f"{place.name} cannot be used ({error}): fetch it again, or take another model") from None
-    usual = min(recipe.max_tokens or reader.own_tokens, reader.own_tokens)
-    limits = {
-        "document": _limit("document", max_document_tokens, usual, reader.max_tokens),
-        "query": _limit("query", max_query_tokens, usual, reader.max_tokens),
+    asked = {"document": max_document_tokens, "query": max_query_tokens}
+    own_tokens = {role: min(recipe.max_tokens[role] or reader.own_tokens, reader.own_tokens) for role in ROLES}
+    limits = {role: _limit(role, asked[role], own_tokens[role], reader.max_tokens) for role in ROLES}
+    tokenizers = {
+        role: Tokenizer.load(recipe.backbone, prompt=recipe.prompts[role], max_tokens=limit, lower=recipe.lower)
+        for role, limit in limits.items()
     }
-    return Encoder(place.name, place.source, reader, recipe, limits, _fingerprint(recipe), chosen)
+    return Encoder(place.name, place.source, tokenizers, reader, _fingerprint(recipe), chosen)
 
 
 def _read(folder: Path, pooling: str | None, on: torch.device, dtype: torch.dtype) -> tuple[Recipe, Reader]:
@@ -412,7 +408,7 @@ def _device(asked: str) -> torch.device:
         return torch.device(best.type if best is not None else "cpu")
     try:
         device = torch.device(asked)
-        torch.empty(0, device=device)
+        torch.empty(0, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"the device {asked!r} cannot be used here ({reason}): choose auto or cpu") from None
@@ -453,12 +449,12 @@ def _listed(texts: Iterable[str]) -> Sequence[str]:
         raise InputError(f"texts are of type {type(texts).__name__}; expected a list of str") from None
 
 
-def _limit(role: str, asked: int | None, own: int, most: int) -> int:
+def _limit(role: str, asked: int | None, own: int | None, most: int) -> int:
     if asked is not None and asked > most:
         raise InputError(f"--max-{role}-tokens {asked} was asked for, but the model has {most} positions: choose less")
     if asked is not None and asked < 1:
         raise InputError(f"--max-{role}-tokens {asked} was asked for: expected 1 to {most}")
-    return own if asked is None else asked
+    return asked or min(own or most, most)
 
 
 def _fingerprint(recipe: Recipe) -> str:

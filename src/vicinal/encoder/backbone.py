@@ -50,7 +50,6 @@ NOMIC_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
-    "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }

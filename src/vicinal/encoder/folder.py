@@ -10,6 +10,7 @@ sentence-transformers' modules.json is a plain one: then the mean of all states 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from .pooling import POOLINGS
 
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # of sentence-transformers, those that we know
 ROLE_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+UNKNOWN_SETTINGS = ("query_expansion", "processing_kwargs")  # of sentence-transformers; each changes what is read
 NO_LIMIT = 1 << 40  # tokenizers write a number of thirty digits where they mean none
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
@@ -54,7 +56,7 @@ class Recipe:
     backbone: Path
     pooling: str
     prompts: Mapping[str, str]  # role -> text before each text
-    max_tokens: int | None
+    max_tokens: Mapping[str, int | None]  # role -> limit, where the folder has one
     lower: bool
     dense: tuple[Path, ...]
 
@@ -81,7 +83,7 @@ def find(name_or_folder: str | Path) -> Place:
     for model in models:
         if given == model.name:
             return Place(model.name, model.name, model.folder)
-    with suppress(OSError, RuntimeError):  # a name too long for a file, a home that is not there: no folder
+    with suppress(OSError, RuntimeError, ValueError):  # too long for a name, a home that is not there, NUL: no folder
         folder = Path(name_or_folder).expanduser().resolve()
         if folder.is_dir():
             return Place(folder.name, str(folder), folder)
@@ -118,11 +120,14 @@ def read_recipe(folder: Path, *, is_chained: bool = True) -> Recipe:
     settings: dict[str, Any] = {}
     for path in sorted(backbone.glob("sentence_*_config.json")):  # sentence_bert_config.json; once one name per family
         settings |= read_json(path, dict)
+    for name in UNKNOWN_SETTINGS:
+        if settings.get(name):
+            raise ModelError(f"{backbone} sets {name}, which is not known here: use a model without it")
     return Recipe(
         backbone,
         pooling,
         prompts,
-        _max_tokens(backbone, settings.get("max_seq_length")),
+        {role: _max_tokens(backbone, settings, role) for role in ROLE_NAMES},
         bool(settings.get("do_lower_case")),
         tuple(part for kind, part in modules if kind == "Dense"),
     )
@@ -150,15 +155,16 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return chain
 
 
-def _max_tokens(backbone: Path, own: object) -> int | None:
-    """The limit that sentence-transformers' settings name, in their old form or their new one, the tokenizer's."""
-    if own is None:
-        own = read_json(backbone / "tokenizer_config.json", dict, optional=True).get("model_max_length")
-    if own is None:
+def _max_tokens(backbone: Path, settings: Mapping[str, Any], role: str) -> int | None:
+    """The limit that a folder names, for a role or for both: in its settings, or else in its tokenizer's."""
+    tokenizer = read_json(backbone / "tokenizer_config.json", dict, optional=True)
+    named = (settings.get(f"{role}_length"), settings.get("max_seq_length"), tokenizer.get("model_max_length"))
+    limit = next((value for value in named if value is not None), None)
+    if limit is None:
         return None
-    if not isinstance(own, int | float) or not own >= 1:
-        raise ModelError(f"{backbone} limits texts to {own!r} tokens; expected a number of them: fetch the model again")
-    return int(min(own, NO_LIMIT))
+    if not isinstance(limit, int | float) or not limit >= 1:
+        raise ModelError(f"{backbone} limits texts to {limit!r} tokens; expected a number of them: fetch it again")
+    return int(min(limit, NO_LIMIT))
 
 
 def _pooling(config: Mapping[str, Any], part: Path, has_prompts: bool) -> str:
@@ -195,7 +201,7 @@ def _prompts(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 def read_json(path: Path, expected: type[Json], *, optional: bool = False) -> Json:
     """A JSON file of a model's folder, a `dict` or a `list`; one that may be absent counts as empty."""
-    if optional and not path.is_file():
+    if optional and not os.path.lexists(path):  # a link to nothing is not absent: a download broke off
         return expected()
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

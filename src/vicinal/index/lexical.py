@@ -20,7 +20,6 @@ stored beside it, so that the rows of several segments can be scored as one corp
 
 from __future__ import annotations
 
-import errno
 import json
 import operator
 from array import array
@@ -44,11 +43,12 @@ __all__ = ["BM25", "Pooled", "check_language", "sharing_a_term"]
 
 K1, B = 1.2, 0.75
 SETTINGS = "lexical.json"
-DATA, INDICES, INDPTR, VOCABULARY = (
-    "data.csc.index.npy",  # these four names are bm25s'
+DATA, INDICES, INDPTR, VOCABULARY, PARAMS = (
+    "data.csc.index.npy",  # these five names are bm25s'
     "indices.csc.index.npy",
     "indptr.csc.index.npy",
     "vocab.index.json",
+    "params.index.json",
 )
 FREQUENCIES, LENGTHS = "frequencies.npy", "lengths.npy"
 CHUNK_TOKENS = 1 << 21  # words whose postings are sorted together: 50 MB of work space
@@ -95,17 +95,14 @@ class BM25:
             "k1": K1,
             "b": B,
         }
-        try:
-            engine.save(folder)
-            # Again, for its bytes would depend on whether a faster JSON library is installed.
-            _write_json(folder / VOCABULARY, numbers.terms)
-            np.save(folder / FREQUENCIES, matrix.frequencies, allow_pickle=False)
-            np.save(folder / LENGTHS, matrix.lengths, allow_pickle=False)
-            _write_json(folder / SETTINGS, settings)
-        except OSError as error:
-            if error.errno is None:  # numpy does not say why it wrote less than it wanted: the disk is full
-                raise OSError(errno.ENOSPC, str(error), str(folder)) from error
-            raise
+        _write_array(folder / DATA, matrix.scores)
+        _write_array(folder / INDICES, matrix.rows)
+        _write_array(folder / INDPTR, matrix.starts)
+        _write_array(folder / FREQUENCIES, matrix.frequencies)
+        _write_array(folder / LENGTHS, matrix.lengths)
+        _write_json(folder / VOCABULARY, numbers.terms)
+        _write_json(folder / PARAMS, _params(engine))
+        _write_json(folder / SETTINGS, settings)
         return cls(engine, settings, matrix.frequencies, matrix.lengths)
 
     @classmethod
@@ -247,7 +244,9 @@ def _damage() -> Iterator[None]:
     try:
         yield
     except (IndexError, KeyError, ValueError, TypeError, OverflowError) as error:
-        raise DamagedIndex(f"the BM25 files name rows or terms that are not there ({error})") from error
+        raise DamagedIndex(
+            f"the BM25 files name rows or terms that are not there ({error}): rebuild the index"
+        ) from None
 
 
 class _Numbers(dict[str, int]):
@@ -337,6 +336,13 @@ def _norm(length: npt.NDArray[Any], n: int, k1: float, b: float) -> npt.NDArray[
     return norm
 
 
+def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write a .npy file; not by np.save, which where the disk is full may leave a shorter one without a word (seen)."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
+
+
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
@@ -347,3 +353,10 @@ def _engine(data: Any, indices: Any, indptr: Any, rows: int, terms: dict[str, in
     engine.vocab_dict = terms
     engine.nonoccurrence_array = None  # only BM25L and BM25+ have one
     return engine
+
+
+def _params(engine: bm25s.BM25) -> dict[str, Any]:
+    """What bm25s' own `load` wants to know."""
+    names = ("k1", "b", "delta", "method", "idf_method", "dtype", "int_dtype", "backend")
+    params = {name: getattr(engine, name) for name in names}
+    return params | {"num_docs": engine.scores["num_docs"], "version": bm25s.__version__}

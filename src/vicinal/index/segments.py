@@ -49,6 +49,7 @@ DOCUMENTS = "documents.sqlite"
 PASSAGES, DENSE = "passages", "dense"
 LEXICAL = "bm25"
 CONTEXT = "context.safetensors"
+CURE = "restore it, or rebuild the index"
 SPAN = ("document", "start", "stop")  # the tensors of a passages' file; `cut` is for the builder's count
 VECTOR_TYPES = (torch.float16, torch.float32)
 
@@ -114,7 +115,7 @@ class Manifest:
             raise IndexRefused(f"there is no index at {folder}: make one with `vicinal index CORPUS -o {folder}`")
         body = _intact(path)
         if body is None:
-            raise DamagedIndex(f"the manifest of {folder} is not what was written: restore it, or rebuild the index")
+            raise DamagedIndex(f"the manifest of {folder} is not what was written: {CURE}")
         unknown = [f"format {body.get('format')}"] if body.get("format") != FORMAT else body.get("requires")
         if unknown and isinstance(unknown, list):
             raise IndexRefused(
@@ -249,11 +250,11 @@ def faults(folder: Path, manifest: Manifest) -> list[str]:
 def _fault(folder: Path, name: str, record: FileRecord) -> str | None:
     path = folder / name
     if not path.is_file():
-        return f"{path} is missing"
+        return f"{path} is missing: {CURE}"
     if _is_elsewhere(folder, name):
-        return f"{path} is a link, or behind one, and may lead anywhere"
+        return f"{path} is a link, or behind one, and may lead anywhere: {CURE}"
     if path.stat().st_size != record.bytes:
-        return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written"
+        return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written: {CURE}"
     return None
 
 
@@ -279,7 +280,7 @@ def verify(folder: Path, progress: Progress = silent) -> list[str]:
             if fault := _fault(folder, name, record):
                 problems.append(fault)
             elif files.sha256_of(folder / name) != record.sha256:
-                problems.append(f"{folder / name} holds other bytes than were written")
+                problems.append(f"{folder / name} holds other bytes than were written: {CURE}")
             advance(record.bytes)
     return problems
 
@@ -296,7 +297,7 @@ def opened(folder: Path) -> tuple[Manifest, list[Segment]]:
         manifest = Manifest.read(folder)
         try:
             if found := faults(folder, manifest):
-                raise DamagedIndex(f"{found[0]}: restore it, or rebuild the index")
+                raise DamagedIndex(found[0])
             return manifest, [Segment(folder, record, manifest.dim) for record in manifest.segments]
         except DamagedIndex:
             if Manifest.read(folder) == manifest:
@@ -372,16 +373,18 @@ class Segment:
         return [self.folder / name for name in sorted(self.record.files) if name.startswith(f"{kind}-")]
 
     def _tombstones(self, folder: Path) -> Rows:
-        dead = [np.zeros(0, dtype=np.int64)]
+        """The numbers of documents that are no longer part of the index, each once, sorted."""
+        dead = np.zeros(0, dtype=np.int64)
         for name in self.record.tombstones:
             try:
                 part = np.lib.format.open_memmap(folder / name, mode="r")
+                fits = part.ndim == 1 and part.dtype == np.int64
+                dead = np.union1d(dead, part) if fits else dead
             except Exception as error:  # damaged bytes come out of numpy as errors of every kind
-                raise DamagedIndex(f"{folder / name} cannot be read ({error}): restore it, or rebuild") from error
-            if part.ndim != 1 or part.dtype != np.int64:
-                raise DamagedIndex(f"{folder / name} holds no numbers of documents: restore it, or rebuild")
-            dead.append(part)
-        return np.concatenate(dead)
+                raise DamagedIndex(f"{folder / name} cannot be read ({error}): {CURE}") from error
+            if not fits or (len(dead) and not 0 <= dead[0] <= dead[-1] < self.record.documents):
+                raise DamagedIndex(f"{folder / name} names documents that are not there: {CURE}")
+        return dead
 
 
 def _tensor(path: Path, name: str, types: Sequence[torch.dtype], *width: int) -> torch.Tensor:
@@ -390,7 +393,7 @@ def _tensor(path: Path, name: str, types: Sequence[torch.dtype], *width: int) ->
         with safe_open(path, framework="pt") as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise DamagedIndex(f"{path} cannot be read ({error}): restore it, or rebuild the index") from error
+        raise DamagedIndex(f"{path} cannot be read ({error}): {CURE}") from error
     if tensor.dtype not in types or tensor.shape[1:] != width or not tensor.dim():
-        raise DamagedIndex(f"{path} holds other numbers than were written: restore it, or rebuild the index")
+        raise DamagedIndex(f"{path} holds other numbers than were written: {CURE}")
     return tensor
