@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from vicinal.encoder.contextual import TwoStage
 from vicinal.encoder import published
+from vicinal.encoder.contextual import TwoStage
 
 NOT_COMPARED = ("short_context",)  # recorded as information: the published code runs on with lost positions
 NOISE = 1e-6
