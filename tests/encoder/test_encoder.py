@@ -329,7 +329,7 @@ def test_models_may_be_loaded_by_several_threads(bert: Any) -> None:
 
     def load() -> None:
         encoder = vicinal.load(bert.folder, precision="fp32")
-        found.append((encoder.fingerprint, next(encoder._backbone.model.parameters()).dtype))
+        found.append((encoder.fingerprint, next(encoder._reader._backbone.model.parameters()).dtype))
 
     threads = [threading.Thread(target=load) for _ in range(6)]
     for thread in threads:

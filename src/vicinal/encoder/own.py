@@ -52,8 +52,8 @@ def save(model: TwoStage, folder: str | Path, *, like: str | Path) -> None:
     with files.writing(target / "tokenizer.json") as partial:
         partial.write_bytes((recipe.backbone / "tokenizer.json").read_bytes())
     files.write_json(target / "config_sentence_transformers.json", {"prompts": dict(recipe.prompts)})
-    limits = {"max_seq_length": recipe.max_tokens, "do_lower_case": recipe.lower}
-    files.write_json(target / "sentence_bert_config.json", limits)
+    limits = {f"{role}_length": limit for role, limit in recipe.max_tokens.items() if limit is not None}
+    files.write_json(target / "sentence_bert_config.json", {**limits, "do_lower_case": recipe.lower})
     backbones = {stage: json.loads(getattr(model, stage).config.to_json_string()) for stage in ("first", "second")}
     config = {"model_type": KIND, "format": FORMAT, "contextual": model.config.to_dict(), **backbones}
     files.write_json(target / "config.json", config)
