@@ -331,7 +331,7 @@ def test_ids_alone_are_enough_and_leave_no_words(tmp_path: Path) -> None:
     with Index.from_vectors(tmp_path / "i", (str(n) for n in range(3)), np.eye(3)) as index:
         (hit,) = index.search_vector([0, 1, 0], 1)
         assert (hit.id, hit.text, hit.title, hit.span) == ("1", "", "", (0, 0))
-        assert index.info()["counts"]["empty"] == 0 and index.info()["refused"] == ["export"]
+        assert index.info()["counts"]["empty"] == 0 and index.info()["refused"] == ["export", "info --against"]
         with pytest.raises(IndexRefused, match="holds no words"):
             index.search("rent", mode="bm25")
 

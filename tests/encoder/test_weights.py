@@ -85,7 +85,7 @@ def test_the_start_models_files_are_those_that_were_handed_over(test_data: Path)
 
 def test_what_is_computed_with_are_the_unpacked_tensors() -> None:
     encoder = vicinal.load(START, precision="fp32")
-    state, weights = encoder._backbone.model.state_dict(), read_weights(find(START).folder)
+    state, weights = encoder._reader._backbone.model.state_dict(), read_weights(find(START).folder)
     assert set(state) == set(weights)
     assert all(torch.equal(state[name], weights[name]) for name in state)
 

@@ -38,8 +38,10 @@ def told(index: Path) -> dict[str, Any]:
         if not info["refused"]:
             opened.export(Path(folder) / "out.jsonl")
             found.append([json.loads(line) for line in (Path(folder) / "out.jsonl").read_text("utf-8").splitlines()])
-    kept = ("documents", "passages", "dim", "context", "segments", "format", "counts", "lexical", "refused")
-    return {"info": {key: info[key] for key in kept}, "found": found}
+    kept = ("documents", "passages", "dim", "context", "format", "counts", "lexical")
+    segments = [{key: segment[key] for key in ("name", "documents", "passages")} for segment in info["segments"]]
+    refused = [verb for verb in info["refused"] if verb == "export"]  # later versions have more verbs to refuse
+    return {"info": {**{key: info[key] for key in kept}, "segments": segments, "refused": refused}, "found": found}
 
 
 def test_there_is_one_of_every_format() -> None:

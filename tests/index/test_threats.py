@@ -257,7 +257,7 @@ INDEXES = [
     refused("manifest-format", "manifest", "of a newer format", claims(format=2), "this version does not know format 2"),
     refused("manifest-requires", "manifest", "of this format, with what a newer version added", claims(requires=["sparse"]), "this version does not know sparse"),
     handled("manifest-extra", "manifest", "of this format, with a field more", claims(later=1), "  1  "),
-    refused("manifest-context", "manifest", "encoded with a context", segment(context={"fingerprint": "x"}), "was encoded with a context"),
+    refused("manifest-context", "manifest", "encoded with a context that is none", segment(context={"fingerprint": "x"}), "has another shape than format 1"),
     refused("manifest-link", "manifest", "a link to elsewhere", at(MANIFEST, linked), "is not what was written"),
     refused("sqlite-gone", "documents", "missing", at("documents.sqlite", gone), "documents.sqlite is missing"),
     refused("sqlite-cut", "documents", "cut short", at("documents.sqlite", short), "were written"),
