@@ -290,7 +290,7 @@ def test_an_index_refuses_a_query_of_another_encoder(law: Index, tiny: Encoder) 
 
 
 def test_the_encoder_is_loaded_by_the_settings_that_the_index_was_built_with(tmp_path: Path) -> None:
-    encoder = vicinal.load("tiny", precision="bf16", max_document_tokens=9, max_query_tokens=5)
+    encoder = vicinal.load("tiny", precision="bf16", pooling="cls", max_document_tokens=9, max_query_tokens=5)
     Index.build(tmp_path / "i", encoder, Corpus.read(LAW)).close()
     with Index.open(tmp_path / "i") as index:
         assert index.encoder.settings == encoder.settings

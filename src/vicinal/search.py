@@ -326,6 +326,7 @@ class Index:
             encoder = load(
                 settings["source"],
                 precision=settings["precision"],
+                pooling=settings["pooling"],
                 max_document_tokens=settings["max_document_tokens"],
                 max_query_tokens=settings["max_query_tokens"],
                 pooling=settings["pooling"],

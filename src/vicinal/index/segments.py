@@ -152,6 +152,7 @@ ENCODER = {
     "name": str,
     "source": str,
     "fingerprint": str,
+    "pooling": str,
     "precision": str,
     "max_document_tokens": COUNT,
     "max_query_tokens": COUNT,
