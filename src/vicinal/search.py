@@ -329,7 +329,6 @@ class Index:
                 pooling=settings["pooling"],
                 max_document_tokens=settings["max_document_tokens"],
                 max_query_tokens=settings["max_query_tokens"],
-                pooling=settings["pooling"],
             )
         except InputError as error:
             raise IndexRefused(f"{self.path} was built with the model {settings['source']}, but {error}") from error
