@@ -213,6 +213,22 @@ def test_an_index_may_itself_be_reached_by_a_link(index: Path, tmp_path: Path) -
     assert verify(tmp_path / "current") == [] and look(tmp_path / "current") == look(index)
 
 
+def test_an_index_that_is_replaced_while_it_is_opened_is_the_new_one(
+    index: Path, make: Callable[..., Path], library: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, faults = make(index.with_name("other.vicinal"), library[:9]), segments.faults
+
+    def replaced_first(folder: Path, manifest: Manifest) -> list[str]:
+        if other.exists():
+            shutil.rmtree(folder)
+            other.rename(folder)
+        return faults(folder, manifest)
+
+    monkeypatch.setattr(segments, "faults", replaced_first)
+    with Index.open(index) as opened:
+        assert len(opened) == 9 and opened.search_vector(QUERY, 1)
+
+
 # --- Nothing is believed because it is there.
 
 
