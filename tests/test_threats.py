@@ -22,7 +22,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-
 from typer.testing import CliRunner
 
 from vicinal import cli
