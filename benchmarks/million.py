@@ -58,6 +58,7 @@ def main() -> None:
         import torch
 
         from vicinal import Index, __version__
+        from vicinal.index.exact import Exact
 
         at_start = peak_bytes()
         vectors = np.load(path, mmap_mode="r")
@@ -75,7 +76,7 @@ def main() -> None:
             found.append([hit.id for hit in index.search_vector(query, K)])
             one.append(time.perf_counter() - start)
         start = time.perf_counter()
-        index._exact(None).top(queries, K)
+        Exact([block for segment in index.segments for block in segment.dense]).top(queries, K)
         seconds_together = time.perf_counter() - start
         peak = peak_bytes()
 
