@@ -118,13 +118,14 @@ def test_what_fails_on_the_way_leaves_no_file(tmp_path: Path) -> None:
     assert (tmp_path / "d.sqlite").read_text() == "mine"
 
 
-def test_reading_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "d.sqlite"
+def test_reading_writes_nothing_and_plays_no_journal_in(tmp_path: Path) -> None:
+    path, journal = tmp_path / "d.sqlite", tmp_path / "d.sqlite-journal"
     DocumentStore.write(path, [Document("a", text="x")])
+    journal.write_bytes(b"\0" * 512)
     before = path.read_bytes(), path.stat().st_mtime_ns, tmp_path.stat().st_mtime_ns
     with DocumentStore.open(path) as store:
         assert store.by_id("a").text == "x"
-        assert names(tmp_path) == ["d.sqlite"]
+        assert names(tmp_path) == ["d.sqlite", "d.sqlite-journal"]
         for forbidden in ("DELETE FROM documents", "CREATE TABLE t (x)"):
             with pytest.raises(DamagedIndex):
                 store._query(forbidden)

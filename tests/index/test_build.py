@@ -179,6 +179,22 @@ def test_a_build_that_was_interrupted_without_text_goes_on_too(
     assert again.seen == [DOCUMENTS[5].content] and bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole")
 
 
+def test_documents_without_text_are_never_what_a_build_goes_on_from(
+    tmp_path: Path, tiny: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    Index.build(tmp_path / "whole", tiny, Corpus.read(DOCUMENTS), keep_text=False).close()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building, "_publish", stop)
+        Index.build(tmp_path / "i", tiny, Corpus.read(DOCUMENTS), keep_text=False)
+    (tmp_path / ".i.partial" / "documents.sqlite").unlink()  # as removing the folder, interrupted too, may leave it
+    next((tmp_path / ".i.partial").rglob("passages-*")).unlink()
+    Index.build(tmp_path / "i", tiny, Corpus.read(DOCUMENTS), keep_text=False).close()
+    assert bytes_of(tmp_path / "i") == bytes_of(tmp_path / "whole")
+
+
 def test_an_interrupted_overwrite_leaves_the_old_index_and_goes_on(
     tmp_path: Path, tiny: Encoder, small_windows: None
 ) -> None:
