@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from vicinal.encoder import contextual
+from vicinal.encoder import contextual, prefix
 from vicinal.encoder.backbone import FAMILIES
 from vicinal.encoder.contextual import ContextualConfig, TwoStage, padded, segment_means, toy_backbone
 from vicinal.encoder.pooling import POOLINGS
@@ -181,7 +181,7 @@ def test_bf16_stays_near(family: str, mode: str) -> None:
     model = model.to(torch.bfloat16)
     prefix = model.prepare(context_of(model))
     if isinstance(prefix, ContextCache):
-        assert {states.dtype for states in (*prefix.keys, *prefix.values)} == {torch.bfloat16}
+        assert {states.dtype for states in prefix.states} == {torch.bfloat16}
     for vectors in (model.encode(TEXTS, prefix), model(*padded(TEXTS), prefix)):
         assert float(cosine_similarity(vectors.float(), exact).min()) >= 0.999
 
@@ -196,9 +196,31 @@ def test_threads_share_a_cache(family: str) -> None:
         with torch.no_grad():
             return model.encode(TEXTS, caches[which])
 
+    def encode_alone(place: int) -> Tensor:
+        with torch.inference_mode():
+            return model.encode([TEXTS[place]], caches[2])
+
     with ThreadPoolExecutor(4) as pool:
         for which, vectors in zip([0, 1, 2] * 4, pool.map(encode, [0, 1, 2] * 4), strict=True):
             assert torch.equal(vectors, expected[which])
+        alone = [*range(len(TEXTS))] * 20
+        for place, vectors in zip(alone, pool.map(encode_alone, alone), strict=True):
+            close(vectors, expected[2][place : place + 1], family)
+
+
+@torch.inference_mode()
+def test_one_text_is_the_same_whoever_holds_the_room_behind_the_context(family: str) -> None:
+    model = made(family)
+    cache = model.prepare(context_of(model))
+    assert isinstance(cache, ContextCache)
+    for words in (1, prefix.ROOM - 2, prefix.ROOM - 1, 50):
+        text = [1, *(3 + word % 30 for word in range(words)), 2]
+        kept = [states[:, :, : cache.slots].clone() for states in cache.states]
+        free = model.encode([text], cache)
+        with cache.lock:
+            close(model.encode([text], cache), free, family)
+        close(model.encode([text, text], cache), free.expand(2, -1), family)
+        assert all(torch.equal(a[:, :, : cache.slots], b) for a, b in zip(cache.states, kept, strict=True))
 
 
 def test_gradients_through_the_cache_are_those_without_it(family: str) -> None:

@@ -24,6 +24,7 @@ from vicinal.encoder.backbone import FAMILIES
 from vicinal.encoder.contextual import ContextualConfig, TwoStage, toy_backbone
 from vicinal.encoder.effect import INERT, effect
 from vicinal.encoder.folder import find
+from vicinal.encoder.prefix import ROOM
 from vicinal.errors import IndexRefused, InputError, ModelError
 from vicinal.evaluation import Collection, evaluate
 from vicinal.evaluation.run import Shown
@@ -238,7 +239,7 @@ def test_cached_is_recomputed_and_a_second_binding_gives_the_same(
     np.testing.assert_array_equal(vectors(again.with_context(reader.bound)), vectors(reader))
     remade = again.with_context(again.context(DOCUMENTS, size=6))
     np.testing.assert_allclose(vectors(remade), vectors(reader), atol=1e-6)
-    assert reader.cache_bytes == (2 * 2 * (6 + 2) * 16 * 4 if mode == "one-way" else 6 * 16 * 4)
+    assert reader.cache_bytes == (2 * 2 * (6 + 2 + ROOM) * 16 * 4 if mode == "one-way" else 6 * 16 * 4)
 
 
 def test_one_by_one_is_a_batch_is_a_shuffled_one(reader: Encoder) -> None:

@@ -3,13 +3,13 @@
 `Plain` runs a backbone, pools its states and projects them. `Attending` runs a two-stage encoder behind a context:
 `embed` is stage one, texts -> the vectors that a context keeps of its documents; `behind` binds to such vectors, or by
 name to none, and derives what every text then needs of them (keys and values, or slots), once, in the model's own
-precision and on its device. What it derives is never saved and never changes, so any number of threads may read.
+precision and on its device. What it derives is never saved, and any number of threads may read it.
 
 >>> from .contextual import ContextualConfig, toy_backbone
 >>> reader = Attending(TwoStage.start(toy_backbone(), ContextualConfig()).eval(), max_tokens=None)
 >>> bound = reader.behind(reader.embed([[1, 5, 2], [1, 7, 8, 2]]))
->>> bound([[1, 9, 2]]).shape, bound.cache_bytes              # 2 layers x (keys, values) x 2 slots x 8 x 4 bytes
-(torch.Size([1, 8]), 256)
+>>> bound([[1, 9, 2]]).shape, bound.cache_bytes         # 2 layers x (keys, values) x (2 slots + room) x 8 x 4 bytes
+(torch.Size([1, 8]), 4352)
 """
 
 from __future__ import annotations
