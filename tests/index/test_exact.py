@@ -150,3 +150,23 @@ def test_what_is_no_number_is_not_stored() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(InputError, match="NaN or infinity"):
             storable(np.array([[1, 2], [bad, 0]], dtype=np.float32))
+
+
+def test_bending_the_query_is_bending_the_rows() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 8, generator=numbers)
+    rows[7], rows[11] = 0, torch.tensor([1.0, *[0] * 7])  # nothing, and what the correction takes away
+    rows[40:50] = rows[3]
+    correction = torch.randn(6, 6, generator=numbers)
+    correction[0] = 0
+    queries = torch.randn(5, 8, generator=numbers)
+    bent = final(rows, 6, correction).double()
+    expected = final(queries, 6, correction).double() @ bent.T
+    engine = Exact([rows[:20], rows[20:]], dim=6, correction=correction)
+    chosen = np.tile(np.arange(60), (5, 1))
+    first, again = engine.scores(queries.numpy()), engine.scores(queries.numpy())
+    np.testing.assert_allclose(first, expected, atol=5e-7)
+    assert first.tobytes() == again.tobytes() == engine.scores_at(queries.numpy(), chosen).tobytes()
+    assert all(len(set(line[[3, *range(40, 50)]].tolist())) == 1 for line in first)
+    assert (first[:, 7] == 0).all()
+    np.testing.assert_array_equal(engine.top(queries.numpy(), 60).scores, -np.sort(-first, axis=1))
