@@ -31,8 +31,8 @@ MODEL_FLAGS |= {"--context-size", "--context-choice"}
 CONTRACT = {
     "index": MODEL_FLAGS
     | {"--seed", "-o", "--engine", "--representations", "--no-text", "--overwrite", "--skip-bad-rows", "--language"}
-    | {"--json", "--quiet"},
-    "encode": MODEL_FLAGS | {"--seed", "-o", "--as", "--dim", "--skip-bad-rows", "--json", "--quiet"},
+    | {"--overflow", "--json", "--quiet"},
+    "encode": MODEL_FLAGS | {"--seed", "-o", "--as", "--dim", "--overflow", "--skip-bad-rows", "--json", "--quiet"},
     "search": {"-k", "--mode", "--dim", "--json"},
     "evaluate": MODEL_FLAGS | {"--seeds", "--mode", "--dim", "--split", "--language", "--json", "--quiet"},
     "compare": {"--measure", "--json"},
@@ -187,6 +187,7 @@ def test_what_does_not_exist_yet_never_pretends(built: Path) -> None:
         ("--device", "abacus"),
         ("--model", "nonesuch"),
         ("--max-document-tokens", "513"),
+        ("--overflow", "spill"),
     ],
 )
 def test_a_value_that_no_flag_knows_is_refused_and_leaves_nothing(corpus: Path, flag: str, value: str) -> None:
@@ -203,6 +204,15 @@ def test_the_defaults_of_evaluate_are_those_of_the_protocol(collection: Path) ->
 
 
 # --- index
+
+
+def test_a_document_that_is_too_long_is_refused_where_that_is_asked_for(tmp_path: Path) -> None:
+    rows = [*ROWS, {"id": "long", "text": "endless word " * 600}]
+    corpus = write_jsonl(tmp_path / "docs.jsonl", rows)
+    for verb, more in (("index", ()), ("encode", ("-o", tmp_path / "v.parquet"))):
+        refused = refusal(verb, corpus, "--model", "tiny", "--overflow", "error", *more)
+        assert "'endless word" in refused and "512 tokens" in refused and "--overflow truncate" in refused
+    assert list(tmp_path.iterdir()) == [corpus]
 
 
 def test_index_says_what_became_of_every_row(tmp_path: Path) -> None:

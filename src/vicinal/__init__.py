@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .context import Context as Context
     from .corpus import Corpus as Corpus
     from .documents import Document as Document
     from .encoder import Encoder as Encoder
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 # Importing costs nothing: each public name is fetched from its room when it is first used.
 _ROOMS = {
     "Collection": "evaluation",
+    "Context": "context",
     "Corpus": "corpus",
     "Document": "documents",
     "Encoder": "encoder",

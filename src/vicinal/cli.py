@@ -192,6 +192,9 @@ QueryTokens = Annotated[
         "--max-query-tokens", metavar="N", show_default="all it can", help="How much of a query the model reads."
     ),
 ]
+Overflow = Annotated[
+    str, typer.Option("--overflow", metavar="truncate|error", help="What becomes of a text that is longer than that.")
+]
 Dim = Annotated[int | None, typer.Option("--dim", metavar="N", show_default="all", help="Use the first N dimensions.")]
 MODE_NAMES = "dense|bm25|dense+bm25"
 Language = Annotated[
@@ -247,6 +250,7 @@ def index(
     device: Device = "auto",
     max_document_tokens: DocumentTokens = None,
     max_query_tokens: QueryTokens = None,
+    overflow: Overflow = "truncate",
     no_text: Annotated[bool, typer.Option("--no-text", help="Keep ids and metadata, no titles and texts.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another index that stands there.")] = False,
     skip_bad_rows: SkipBadRows = False,
@@ -276,6 +280,7 @@ def index(
         device=device,
         max_document_tokens=max_document_tokens,
         max_query_tokens=max_query_tokens,
+        overflow=overflow,
     )
     start, progress = time.monotonic(), progress_on_stderr(quiet)
     with Index.build(
@@ -317,6 +322,7 @@ def encode(
     device: Device = "auto",
     max_document_tokens: DocumentTokens = None,
     max_query_tokens: QueryTokens = None,
+    overflow: Overflow = "truncate",
     skip_bad_rows: SkipBadRows = False,
     json: Json = None,
     quiet: Quiet = False,
@@ -345,6 +351,7 @@ def encode(
         device=device,
         max_document_tokens=max_document_tokens,
         max_query_tokens=max_query_tokens,
+        overflow=overflow,
     )
     progress = progress_on_stderr(quiet)
     reader = encoder.in_context(context, source, context_size, context_choice, seed, progress)
@@ -650,6 +657,8 @@ def _say_counts(counts: Mapping[str, Any], max_tokens: int | None) -> None:
     say(str(Counts(rows=rows, **{name: counts[name] for name in names})))
     if counts["cut"]:
         say(f"longer than {max_tokens} tokens: {counts['cut']:,}, of which only the beginning is read")
+    if counts.get("uncorrected"):  # indexes of the first version have no such count
+        say(f"kept as the model gives them: {counts['uncorrected']:,}, of which the context would leave nothing")
 
 
 def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:

@@ -105,6 +105,16 @@ def test_raw_vectors_say_how_much_was_read() -> None:
     assert encoder.encode_raw([text, "the"], "document").cut == 1
 
 
+def test_a_text_that_is_too_long_is_refused_by_its_number_and_its_beginning() -> None:
+    encoder = vicinal.load("tiny", max_document_tokens=6, overflow="error")
+    assert encoder.encode_raw(["the terms", "the"], "document").cut == 0
+    with pytest.raises(InputError, match=r"text 1 \('the terms of the service'\.\.\.\) has more than the 6 tokens"):
+        encoder.encode_documents(["the", "the terms of the service"])
+    assert encoder.settings == vicinal.load("tiny", max_document_tokens=6).settings
+    with pytest.raises(InputError, match="'spill': texts that are too long truncate or error"):
+        vicinal.load("tiny", overflow="spill")
+
+
 def counting(seen: list[int]) -> Any:
     @contextmanager
     def progress(label: str, total: int | None = None, /) -> Iterator[Callable[[int], None]]:

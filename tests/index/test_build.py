@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,10 +20,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import vicinal
 from vicinal import Corpus, Document, Encoder, Index, files
 from vicinal.encoder import Raw
+from vicinal.encoder.lane import Lane
 from vicinal.errors import CorpusError, DamagedIndex, IndexRefused, InputError
 from vicinal.index import build as building
+from vicinal.index import tables
 from vicinal.index.segments import Manifest, strangers, verify
 from vicinal.progress import Progress, silent
+from vicinal.vectors import unit
 
 TEXTS = ["cats purr", "stars shine", "", "rent is due", "  \n", "roofs leak in winter"]
 DOCUMENTS = [Document(f"d{n}", "Title" * (n % 2), text, {"n": n}) for n, text in enumerate(TEXTS)]
@@ -431,6 +435,24 @@ def test_a_span_says_how_much_of_a_text_was_read(
     assert text[hit.span[0] : hit.span[1]] == hit.text and hit.span[0] == start and text.startswith(hit.text)
     assert hit.text == read or (cut and read.startswith(hit.text[:3]))
     assert cut == (tokens == 4)
+
+
+def test_rows_that_their_context_would_leave_nothing_of_are_kept_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_all_that_cats_are(lane: Lane, context: torch.Tensor) -> torch.Tensor:
+        cats = unit(torch.from_numpy(encoder.encode_raw(["cats purr"], "document").vectors))
+        return torch.eye(64) - cats.T @ cats
+
+    encoder = vicinal.load("tiny", precision="fp32")
+    monkeypatch.setattr(Lane, "matrix", takes_all_that_cats_are)
+    documents = [Document("a", text="cats purr"), Document("b", text="stars shine"), Document("c", text="")]
+    reader = encoder.with_context(encoder.context(documents))
+    with Index.build(tmp_path / "i", reader, Corpus.read(documents)) as index:
+        assert index.info()["counts"]["uncorrected"] == 1
+        assert index.search("cats purr", 1)[0].id == "a"
+    counts = tables.encode(tmp_path / "v.parquet", reader, Corpus.read(documents))
+    assert counts["uncorrected"] == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")

@@ -30,7 +30,7 @@ from ..documents import Document
 from ..errors import IndexRefused, InputError, ModelError
 from ..progress import Progress, silent
 from ..tokens import Tokenizer
-from ..vectors import Floats, checked_dim, final
+from ..vectors import Floats, checked_dim, final, unit, vanished
 from . import own, published
 from .backbone import Backbone, weight_files
 from .folder import Recipe, Shipped, find, read_json, read_recipe, shipped
@@ -45,6 +45,7 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}  # cpu: measured, be
 TEXTS_AT_ONCE = 4096  # tokenised and sorted together: enough to find neighbours of like length
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROLES = ("document", "query")
+OVERFLOWS = ("truncate", "error")  # what becomes of a text that is longer than the limit
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,12 @@ class Encoder:
         reader: Reader,
         fingerprint: str,
         precision: str,
+        overflow: str = "truncate",
     ) -> None:
         self.name, self.source, self.fingerprint, self.precision = name, source, fingerprint, precision
         self.max_document_tokens = tokenizers["document"].max_tokens
         self.max_query_tokens = tokenizers["query"].max_tokens
+        self.overflow = overflow  # shapes no vector, so it is not among the settings
         self._tokenizers, self._reader = tokenizers, reader
         self.pooling, self.dim, self.attends = reader.pooling, reader.dim, reader.attends
         if (highest := tokenizers["query"].highest_id) >= reader.vocabulary:
@@ -284,12 +287,30 @@ class Encoder:
                 tokens = self._tokenizers[role].read(texts[start : start + TEXTS_AT_ONCE])
                 ends[start : start + len(tokens.ids)] = tokens.ends
                 cut += int(tokens.cut.sum())
+                if cut and self.overflow == "error":
+                    raise self._too_long(start + int(tokens.cut.argmax()), texts, role)
                 lengths = [len(ids) and len(ids) + self._reader.front for ids in tokens.ids]
                 for batch in batches(lengths, self._batch_tokens):
                     vectors[start + batch] = self._vectors([tokens.ids[i] for i in batch])
                     advance(len(batch))
                 advance(sum(not ids for ids in tokens.ids))
         return Raw(vectors, ends, cut)
+
+    def _too_long(self, row: int, texts: Sequence[str], role: str) -> InputError:
+        limit = self._tokenizers[role].max_tokens
+        return InputError(
+            f"text {row} ({texts[row][:40]!a}...) has more than the {limit} tokens that {self.name} is to read of a "
+            f"{role}: shorten it, allow more (--max-{role}-tokens), or have its beginning read (--overflow truncate)"
+        )
+
+    def uncorrected(self, raw: Floats, dim: int | None = None) -> int:
+        """Of how many raw vectors the bound context would leave next to nothing; they are kept as they are."""
+        correction = self.correction(dim)
+        if correction is None:
+            return 0
+        vectors = unit(torch.from_numpy(raw)[:, :dim])
+        has_length = vectors.any(dim=1, keepdim=True)
+        return int((vanished(vectors @ correction) & has_length).sum())
 
     def _encode(self, texts: Iterable[str], role: str, dim: int | None, progress: Progress) -> Encoded:
         correction = self.correction(dim)
@@ -328,6 +349,7 @@ def load(
     pooling: str | None = None,
     max_document_tokens: int | None = None,
     max_query_tokens: int | None = None,
+    overflow: str = "truncate",
 ) -> Encoder:
     """Load a model: a shipped name, a folder, or owner/name on the Hugging Face hub.
 
@@ -335,8 +357,11 @@ def load(
     32
 
     `precision` is auto, fp32 or bf16; auto is bf16 where the device computes in it natively. `pooling` (cls, mean,
-    lasttoken) overrides what the folder says. Token limits default to the model's own.
+    lasttoken) overrides what the folder says. Token limits default to the model's own; of a longer text the beginning
+    is read (and counted), unless `overflow` is "error".
     """
+    if overflow not in OVERFLOWS:
+        raise InputError(f"there is no overflow {overflow!r}: texts that are too long {' or '.join(OVERFLOWS)}")
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"there is no pooling {pooling!r}: choose one of {', '.join(POOLINGS)}")
     place = find(model)
@@ -355,7 +380,7 @@ def load(
         role: Tokenizer.load(recipe.backbone, prompt=recipe.prompts[role], max_tokens=limit, lower=recipe.lower)
         for role, limit in limits.items()
     }
-    return Encoder(place.name, place.source, tokenizers, reader, _fingerprint(recipe), chosen)
+    return Encoder(place.name, place.source, tokenizers, reader, _fingerprint(recipe), chosen, overflow)
 
 
 def _read(folder: Path, pooling: str | None, on: torch.device, dtype: torch.dtype) -> tuple[Recipe, Reader]:

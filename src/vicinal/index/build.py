@@ -63,6 +63,7 @@ class Rows:
     vectors: npt.NDArray[Any]  # (rows, dim), raw
     spans: list[tuple[int, int]]  # where in its document's text a passage starts and stops
     cut: int = 0  # how many documents were longer than what was read
+    uncorrected: int = 0  # of how many rows the context would leave next to nothing
 
 
 MakeRows = Callable[[int, list[Document], Advance], Rows]  # from the number of the first document, and some documents
@@ -290,7 +291,7 @@ def encoded_rows(encoder: Encoder) -> MakeRows:
         advance(len(documents) - len(present))
         raw = encoder.encode_raw([document.content for _, document in present], "document", progress=within(advance))
         spans = [(0, _stop(document, int(end))) for (_, document), end in zip(present, raw.ends, strict=True)]
-        return Rows([n for n, _ in present], raw.vectors, spans, raw.cut)
+        return Rows([n for n, _ in present], raw.vectors, spans, raw.cut, encoder.uncorrected(raw.vectors))
 
     return make
 
@@ -332,7 +333,8 @@ def _stop(document: Document, end: int) -> int:
 
 def _write_rows(segment: Path, documents: DocumentStore, make: MakeRows, progress: Progress) -> dict[str, int]:
     """Store the rows of every document, window by window; windows that are there already are only counted."""
-    rows = cut = with_row = 0
+    rows = with_row = 0
+    seen = {"cut": 0, "uncorrected": 0}
     with progress("encoding", len(documents)) as advance:
         for part, (first, window) in enumerate(windows(documents)):
             passages, dense = (segment / f"{kind}-{part:06d}.safetensors" for kind in (PASSAGES, DENSE))
@@ -343,12 +345,13 @@ def _write_rows(segment: Path, documents: DocumentStore, make: MakeRows, progres
                 start, stop = np.array(made.spans, dtype=np.int64).reshape(-1, 2).T
                 document = np.array(made.numbers, dtype=np.int64)
                 _write_tensors(dense, dense=storable(made.vectors))
-                _write_tensors(passages, document=document, start=start, stop=stop, cut=np.array([made.cut]))
+                told = {name: np.array([getattr(made, name)]) for name in seen}
+                _write_tensors(passages, document=document, start=start, stop=stop, **told)
             stored = load_file(passages)
             rows += len(stored["document"])
             with_row += len(np.unique(stored["document"]))
-            cut += int(stored["cut"][0])
-    return {"passages": rows, "cut": cut, "empty": len(documents) - with_row}
+            seen = {name: count + int(stored[name][0]) for name, count in seen.items()}
+    return {"passages": rows, "empty": len(documents) - with_row, **seen}
 
 
 def _write_context(segment: Path, documents: DocumentStore, order: Order) -> dict[str, Any] | None:

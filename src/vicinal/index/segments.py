@@ -50,7 +50,11 @@ PASSAGES, DENSE = "passages", "dense"
 LEXICAL = "bm25"
 CONTEXT = "context.safetensors"
 CURE = "restore it, or rebuild the index"
-SPAN = ("document", "start", "stop")  # the tensors of a passages' file; `cut` is for the builder's count
+SPAN = (
+    "document",
+    "start",
+    "stop",
+)  # the tensors of a passages' file; the others are the builder's counts
 VECTOR_TYPES = (torch.float16, torch.float32)
 
 

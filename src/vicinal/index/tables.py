@@ -67,7 +67,7 @@ def encode(
             "dim": dim,
             "context": encoder.bound and encoder.bound.describe(),
         }
-        cut = 0
+        cut = uncorrected = 0
         with (
             DocumentStore.open(store) as documents,
             parquet.ParquetWriter(partial, _schema(["id"], dim, about)) as writer,
@@ -81,7 +81,8 @@ def encode(
                 vectors[present] = final(torch.from_numpy(raw.vectors), dim, encoder.correction(dim)).numpy()
                 writer.write_batch(_batch([[document.id for document in window]], vectors, writer.schema))
                 cut += raw.cut
-    return counts.as_dict() | {"cut": cut}
+                uncorrected += encoder.uncorrected(raw.vectors, dim)
+    return counts.as_dict() | {"cut": cut, "uncorrected": uncorrected}
 
 
 def export(
