@@ -85,8 +85,13 @@ class Context:
         choice: str = "random",
         seed: int = 0,
         stage: Embed | None = None,
+        within: Callable[[Tensor], Embed] | None = None,
     ) -> Context:
-        """Choose documents of a corpus, and embed them; a corpus of fewer gives all that it has."""
+        """Choose documents of a corpus, and embed them; a corpus of fewer gives all that it has.
+
+        `stage` gives stage one's vectors where an encoder attends to those. One that has a lane beside attention has
+        raw vectors only once it is behind them: `within` then takes the place of `embed`.
+        """
         request = Request(size, choice, seed)
         drawn = draw(corpus, size if choice == "random" else max(POOL, size), seed)
         if choice != "random" and len(drawn) > size:
@@ -98,8 +103,9 @@ class Context:
             drawn = [drawn[i] for i in chosen]
         drawn.sort(key=lambda document: document.id)  # a set: in which order it was found must not be seen in any sum
         contents = [document.content for document in drawn]
-        vectors = embed(contents).float() if drawn and embed else torch.zeros(len(drawn), 0)
         shown = stage(contents).float() if drawn and stage else None
+        embed = within(shown) if within and shown is not None else embed
+        vectors = embed(contents).float() if drawn and embed else torch.zeros(len(drawn), 0)
         digest = hashlib.sha256()
         for document in drawn:
             digest.update(f"{len(document.id)} {len(document.content)} {document.id}{document.content}\n".encode())

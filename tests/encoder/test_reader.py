@@ -21,13 +21,15 @@ from vicinal.context import Context
 from vicinal.documents import Document
 from vicinal.encoder import own
 from vicinal.encoder.backbone import FAMILIES
-from vicinal.encoder.contextual import ContextualConfig, TwoStage, toy_backbone
+from vicinal.encoder.contextual import ContextualConfig, TwoStage, padded, toy_backbone
 from vicinal.encoder.effect import INERT, effect
 from vicinal.encoder.folder import find
+from vicinal.encoder.lane import Lane
 from vicinal.encoder.prefix import ROOM
 from vicinal.errors import IndexRefused, InputError, ModelError
 from vicinal.evaluation import Collection, evaluate
 from vicinal.evaluation.run import Shown
+from vicinal.vectors import final
 
 CASES = Path(__file__).parent.parent / "data" / "cde"
 TINY = find("tiny").folder
@@ -42,8 +44,13 @@ def made(family: str = "bert", attention: str = "one-way", **other: Any) -> TwoS
     sizes: dict[str, Any] = {"vocab_size": 1024, "hidden_size": 16, "initializer_range": 0.3}
     if family == "modernbert":
         sizes["local_attention"] = 4
-    config = ContextualConfig(attention=attention, first_layers=1, soft_tokens=2, **other)  # type: ignore[arg-type]
+    layout: dict[str, Any] = {"first_layers": 1, "soft_tokens": 2} if attention != "none" else {}
+    config = ContextualConfig(attention=attention, **layout, **other)  # type: ignore[arg-type]
     model = TwoStage.start(toy_backbone(family, **sizes), config)
+    if model.lane is not None:
+        model.lane = Lane(gamma=0.3, halfway=2.0)
+    if model.to_context is None:
+        return model.eval()
     with torch.no_grad():
         for weight in [*model.to_context.parameters(), *(model.soft or model.to_context).parameters()]:
             weight.normal_(std=0.4)
@@ -240,6 +247,45 @@ def test_cached_is_recomputed_and_a_second_binding_gives_the_same(
     remade = again.with_context(again.context(DOCUMENTS, size=6))
     np.testing.assert_allclose(vectors(remade), vectors(reader), atol=1e-6)
     assert reader.cache_bytes == (2 * 2 * (6 + 2 + ROOM) * 16 * 4 if mode == "one-way" else 6 * 16 * 4)
+
+
+@pytest.mark.parametrize("attention", ["one-way", "two-way"])
+def test_a_trained_lane_stands_beside_attention(folders: Callable[..., Path], attention: str) -> None:
+    encoder = vicinal.load(folders("bert", attention, lane=True), precision="bf16")
+    assert encoder.lane is not None and encoder.lane.log_gamma.detach() == np.log(0.3)  # not in 16 bit
+    context = encoder.context(DOCUMENTS, size=6)
+    assert context.stage is not None and context.vectors.shape == (6, 16)
+    reader = encoder.with_context(context)
+    texts = {document.id: document.content for document in DOCUMENTS}
+    behind = reader.encode_raw([texts[id] for id in context.ids], "document").vectors
+    np.testing.assert_allclose(context.vectors, behind, atol=1e-6)
+    matrix = Lane(gamma=0.3, halfway=2.0).matrix(final(torch.from_numpy(behind), 8)).detach()
+    raw = torch.from_numpy(reader.encode_raw(TEXTS, "query").vectors)
+    expected = final(raw, 8, matrix).numpy()
+    np.testing.assert_allclose(reader.encode_queries(TEXTS, dim=8).dense, expected, atol=1e-5)
+    assert np.abs(final(raw, 8).numpy() - expected).max() > 1e-2
+    assert reader.without_context().correction() is None
+
+
+def test_without_attention_an_encoder_is_its_second_stage_and_a_lane(folders: Callable[..., Path]) -> None:
+    twin = vicinal.load(folders("bert", "none", lane=True), precision="fp32")
+    assert not twin.attends and "attention" not in twin.settings
+    model = own.load(folders("bert", "none", lane=True))
+    assert model.first is None and [name for name in model.state_dict() if not name.startswith("second.")] == [
+        "lane.log_gamma",
+        "lane.log_halfway",
+    ]
+    texts = [[1, 5, 9, 2], [1, 7, 2], [1, *range(20, 50), 2]]
+    with torch.inference_mode():
+        expected = model(*padded(texts), None)
+        torch.testing.assert_close(model.encode(texts, None), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(twin._reader(texts), expected, atol=1e-5, rtol=0)
+    context = twin.context(DOCUMENTS, size=6)
+    matrix = Lane(gamma=0.3, halfway=2.0).matrix(final(context.vectors)).detach()
+    raw = torch.from_numpy(twin.encode_raw(TEXTS, "document").vectors)
+    np.testing.assert_allclose(vectors(twin.with_context(context)), final(raw, None, matrix), atol=1e-5)
+    with pytest.raises(InputError, match="attends to no context"):
+        model.embed_context(*padded(texts))
 
 
 def test_one_by_one_is_a_batch_is_a_shuffled_one(reader: Encoder) -> None:

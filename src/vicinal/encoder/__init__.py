@@ -34,7 +34,6 @@ from ..vectors import Floats, checked_dim, final, unit, vanished
 from . import own, published
 from .backbone import Backbone, weight_files
 from .folder import Recipe, Shipped, find, read_json, read_recipe, shipped
-from .lane import Lane
 from .pooling import POOLINGS
 from .projection import Projection
 from .reader import Attending, Plain, Reader
@@ -95,7 +94,7 @@ class Encoder:
                 f"the tokenizer of {name} gives ids up to {highest}, but its weights {reader.vocabulary} tokens: "
                 "one of the two is another model's, so fetch it again"
             )
-        self.lane = Lane()
+        self.lane = reader.lane
         self._correction = lru_cache(maxsize=8)(self._corrected_at)  # one per size, of a few hundred kilobytes each
 
     @property
@@ -153,8 +152,10 @@ class Encoder:
         """
         size = self._size(size)
         if isinstance(self._reader, Attending):
-            stage = self._stage(progress)
-            made = Context.of(corpus, None, encoder=self.fingerprint, size=size, choice=choice, seed=seed, stage=stage)
+            request: dict[str, Any] = {"size": size, "choice": choice, "seed": seed, "stage": self._stage(progress)}
+            if self.lane is not None:  # which reads vectors that know the context already
+                request["within"] = lambda stage: self._bound_to(None, stage)._embedded(progress)
+            made = Context.of(corpus, None, encoder=self.fingerprint, **request)
             expected = self._reader.config.documents
             if expected is not None and 0 < len(made) < expected:
                 raise InputError(
@@ -164,10 +165,12 @@ class Encoder:
                 )
             return made
 
-        def embedded(texts: Sequence[str]) -> torch.Tensor:
-            return torch.from_numpy(self.encode_raw(texts, "document", progress).vectors)
+        embed = embed or self._embedded(progress)
+        return Context.of(corpus, embed, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
 
-        return Context.of(corpus, embed or embedded, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+    def _embedded(self, progress: Progress) -> Embed:
+        """Documents' texts -> their raw vectors."""
+        return lambda texts: torch.from_numpy(self.encode_raw(texts, "document", progress).vectors)
 
     def _size(self, asked: int | None) -> int:
         """How many documents a context is to have; another number than the model is made for is refused."""
@@ -235,25 +238,26 @@ class Encoder:
             )
         return self._bound_to(None)
 
-    def _bound_to(self, context: Context | None) -> Encoder:
+    def _bound_to(self, context: Context | None, stage: torch.Tensor | None = None) -> Encoder:
+        """Bound to a context; or, while one is made, behind what stage one says of it."""
         other = copy.copy(self)
         other.bound = context
         if isinstance(self._reader, Attending):
             if context is not None and context.stage is None:
                 raise InputError(f"the context has no vectors that {self.name} attends to: make it with this encoder")
-            other._reader = self._reader.behind(None if context is None else context.stage)
+            other._reader = self._reader.behind(stage if context is None else context.stage)
         other._correction = lru_cache(maxsize=8)(other._corrected_at)
         return other
 
     def correction(self, dim: int | None = None) -> torch.Tensor | None:
         """The lane's map of the bound context for vectors of a size, (dim, dim).
 
-        None where there is no context, and where the model was trained with its own way to it, which has no lane.
+        None where there is no context, and where attention is the only way to it that the model was trained with.
         """
         return self._correction(checked_dim(dim, self.dim))
 
     def _corrected_at(self, dim: int) -> torch.Tensor | None:
-        if self.bound is None or self.attends:
+        if self.bound is None or self.lane is None:
             return None
         with torch.inference_mode():
             return self.lane.matrix(final(self.bound.vectors, dim))
@@ -399,7 +403,14 @@ def _read(folder: Path, pooling: str | None, on: torch.device, dtype: torch.dtyp
     if pooling not in (None, model.config.pooling):
         raise ModelError(f"{folder} pools by {model.config.pooling}, as it was trained: leave the pooling out")
     recipe = read_recipe(folder, is_chained=False).with_pooling(model.config.pooling)
-    return recipe, Attending(model.to(on, dtype), most)
+    lane, model.lane = model.lane, None  # which stays in 64 bit
+    reader: Reader
+    if model.config.attention == "none":
+        reader = Plain(Backbone.around(model.second.to(on, dtype)), model.config.pooling, lane=lane)
+    else:
+        reader = Attending(model.to(on, dtype), most)
+        reader.lane = lane
+    return recipe, reader
 
 
 def _colon(folder: Path, fields: Mapping[str, Any]) -> int | None:

@@ -7,7 +7,8 @@ The one idea is where attention may go. `one-way`, our default: context attends 
 The context then never depends on a text: its keys and values per layer (`prefix.ContextCache`) are computed once per
 corpus, in training once per batch, with gradients. `two-way`, the paper's: everyone attends to everyone, and every text
 pays for the whole context. The null context is no prefix at all in one-way mode, that is exactly the model without
-context; in two-way mode it is a learned embedding in every slot, still attended to.
+context; in two-way mode it is a learned embedding in every slot, still attended to. `none` is stage two alone, the
+context-free twin. Beside attention, `lane` gives the model constants of its own for the lane (lane.py), to be trained.
 
 Position-free: every slot of the context, and of the soft prompt, stands at position 0; text starts at position 0 as if
 it were alone. For rotary models (NomicBERT, ModernBERT) position 0 is no rotation; for models with absolute positions
@@ -40,13 +41,14 @@ from torch.nn.functional import pad
 
 from ..errors import InputError, ModelError
 from .backbone import FAMILIES, Backbone, uncounted
+from .lane import Lane
 from .linear import use_onednn
 from .prefix import ContextCache, adopt, layers_of
 
 ROTARY = ("nomic_bert", "modernbert")  # no table of positions that could be too short
 Prefix = ContextCache | Tensor | None  # what texts are encoded behind: a cache (one-way), slots (two-way), nothing
 CHOICES = {
-    "attention": ("one-way", "two-way"),
+    "attention": ("one-way", "two-way", "none"),
     "pooling": ("mean", "cls"),
     "head": ("none", "plain", "residual"),
 }
@@ -54,7 +56,7 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class ContextualConfig:
-    """How two backbones become one contextual encoder.
+    """How two backbones become one contextual encoder; what is about attention to a context is idle without it.
 
     >>> ContextualConfig(documents=128, tokens_per_document=2).slots
     256
@@ -70,7 +72,8 @@ class ContextualConfig:
     `position_free` says whether their slots go without positions; in our own layout they always do.
     """
 
-    attention: Literal["one-way", "two-way"] = "one-way"
+    attention: Literal["one-way", "two-way", "none"] = "one-way"
+    lane: bool = False
     first_layers: int | None = None
     share_tokens: bool = False
     tokens_per_document: int = 1
@@ -97,9 +100,11 @@ class ContextualConfig:
         for name, number in least.items():
             if getattr(self, name) is not None and getattr(self, name) < number:
                 raise InputError(f"{name} is {getattr(self, name)!r}: expected at least {number}")
+        if self.attention == "none" and (self.soft_tokens or self.documents or self.head != "none"):
+            raise InputError("soft_tokens, documents and head belong to attention to a context: leave them out")
         if self.sequence_dropout and not self.null_embedding:
             raise InputError("sequence_dropout needs a null embedding: set it to 0, or null_embedding to True")
-        if self.published and (self.attention == "one-way" or self.documents is None):
+        if self.published and (self.attention != "two-way" or self.documents is None):
             raise InputError(
                 "the published layout is two-way and made for a number of documents: give both, or leave it"
             )
@@ -107,7 +112,7 @@ class ContextualConfig:
             raise InputError(
                 "context has positions in the published layout only: set published, or position_free to True"
             )
-        if self.pool_context and (self.attention == "one-way" or self.pooling == "cls"):
+        if self.pool_context and (self.attention != "two-way" or self.pooling == "cls"):
             raise InputError(
                 "pool_context needs two-way attention and mean pooling: elsewhere context says nothing of the text"
             )
@@ -144,21 +149,31 @@ class ContextualConfig:
 
 
 class TwoStage(nn.Module):
-    """Two transformers models, which stay untouched, and what joins them; `config` says how."""
+    """Two transformers models, which stay untouched, and what joins them; `config` says how.
 
-    def __init__(self, first: Any, second: Any, config: ContextualConfig) -> None:
+    Without attention there is no `first` one, nor what joins them.
+    """
+
+    def __init__(self, first: Any | None, second: Any, config: ContextualConfig) -> None:
         super().__init__()
         self.config = config
-        self.first, self.second = _shallow(adopt(first), config.first_layers), adopt(second)
+        self.second = adopt(second)
+        use_onednn(self.second)
         self._held: Backbone | None = None
-        for stage in (self.first, self.second):
-            use_onednn(stage)
-        if config.share_tokens:
-            _share(self.first, self.second)
-        inner, dim = int(first.config.hidden_size), int(second.config.hidden_size)
-        self.dim = dim
-        self.to_context = nn.Sequential(nn.Linear(inner, inner), nn.GELU(), nn.Linear(inner, dim))
-        self.null = nn.Parameter(torch.randn(dim) * 0.02) if config.null_embedding else None
+        self.dim = dim = int(second.config.hidden_size)
+        self.lane = Lane() if config.lane else None
+        attends = config.attention != "none"
+        self.first = self.to_context = None
+        if first is not None and attends:
+            self.first = _shallow(adopt(first), config.first_layers)
+            use_onednn(self.first)
+            if config.share_tokens:
+                _share(self.first, self.second)
+            inner = int(first.config.hidden_size)
+            self.to_context = nn.Sequential(nn.Linear(inner, inner), nn.GELU(), nn.Linear(inner, dim))
+        elif attends:
+            raise InputError(f"{config.attention} attention to a context needs a first stage: give one")
+        self.null = nn.Parameter(torch.randn(dim) * 0.02) if config.null_embedding and attends else None
         self.soft = _network(dim, config.soft_tokens * dim) if config.soft_tokens else None
         self.head = _network(dim, dim) if config.head != "none" else None
         if self.head is not None and config.head == "residual":
@@ -167,11 +182,11 @@ class TwoStage(nn.Module):
 
     @classmethod
     def start(cls, backbone: Any, config: ContextualConfig, weights: Mapping[str, Tensor] | None = None) -> TwoStage:
-        """Both stages of one geometry, a transformers configuration; both from `weights`, else random ones."""
+        """The stages, of one geometry, a transformers configuration; from `weights`, else random ones."""
         import transformers
 
         models = []
-        for _ in range(2):
+        for _ in range(1 if config.attention == "none" else 2):
             no_pooler = {"add_pooling_layer": False} if backbone.model_type != "modernbert" else {}
             model = getattr(transformers, FAMILIES[backbone.model_type])(deepcopy(backbone), **no_pooler)
             if weights is not None and (missing := model.load_state_dict(dict(weights), strict=False).missing_keys):
@@ -179,7 +194,7 @@ class TwoStage(nn.Module):
                     f"{len(missing)} weights are missing, the first is {missing[0]}: give a whole backbone's"
                 )
             models.append(model)
-        return cls(models[0], models[1], config)
+        return cls(models[0] if len(models) > 1 else None, models[-1], config)
 
     # -- stage one ---------------------------------------------------------------------------------------------------
 
@@ -187,11 +202,14 @@ class TwoStage(nn.Module):
         """Context documents, padded, to their vectors: (documents, tokens) -> (documents, tokens_per_document, dim)."""
         parts = self.config.tokens_per_document
         pooled = segment_means(self.first_states(ids, mask), mask, parts, of_padded=self.config.published)
+        assert self.to_context is not None  # as `first_states` has seen to
         out: Tensor = self.to_context(_like(pooled, self.to_context))
         return out
 
     def first_states(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Stage one's last states, (documents, tokens, dim)."""
+        if self.first is None:
+            raise InputError("this encoder attends to no context: it has no first stage to embed one")
         states: Tensor = self.first(input_ids=ids, attention_mask=mask).last_hidden_state
         return states
 
@@ -203,6 +221,8 @@ class TwoStage(nn.Module):
         Where a model is made for a number of documents, fewer are an error, and more are too unless `surplus="drop"`
         asks for the first of them. In training the dropouts that a whole batch shares are drawn here.
         """
+        if self.config.attention == "none":
+            return None
         slots = None if vectors is None or not vectors.numel() else self._checked(vectors, surplus)
         if slots is not None and self.training and _drawn(self.config.context_dropout):
             slots = None if self.config.attention == "one-way" else self._null_slots(len(slots))
@@ -301,7 +321,7 @@ class TwoStage(nn.Module):
 
     def states(self, ids: Tensor, mask: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
         """Stage two's last states and which of them are real: text's, and context's too where it is pooled."""
-        if self.config.attention == "one-way":
+        if self.config.attention != "two-way":
             if isinstance(prefix, Tensor):
                 raise InputError("one-way attention takes what prepare() gave, not vectors")
             output = self.second(input_ids=ids, attention_mask=mask, context=prefix)

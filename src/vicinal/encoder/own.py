@@ -1,6 +1,7 @@
 """Our own folder of a two-stage encoder: `save` writes it, `load` gives the same model bit for bit.
 
-    config.json          {"model_type": "vicinal", "format": 1, "contextual": ..., "first": ..., "second": ...}
+    config.json          {"model_type": "vicinal", "format": 1, "contextual": ..., "first": ..., "second": ...}, without
+                         "first" where the encoder attends to no context
     model.safetensors    the state of `TwoStage`; a token table that both stages share is stored once, as the second's
     tokenizer.json, config_sentence_transformers.json, sentence_bert_config.json      tokens, prompts, limits
 
@@ -37,7 +38,6 @@ from .folder import read_json, read_recipe
 
 KIND = "vicinal"  # config.json's model_type
 FORMAT = 1
-PARTS = ("contextual", "first", "second")
 
 
 def save(model: TwoStage, folder: str | Path, *, like: str | Path) -> None:
@@ -54,7 +54,8 @@ def save(model: TwoStage, folder: str | Path, *, like: str | Path) -> None:
     files.write_json(target / "config_sentence_transformers.json", {"prompts": dict(recipe.prompts)})
     limits = {f"{role}_length": limit for role, limit in recipe.max_tokens.items() if limit is not None}
     files.write_json(target / "sentence_bert_config.json", {**limits, "do_lower_case": recipe.lower})
-    backbones = {stage: json.loads(getattr(model, stage).config.to_json_string()) for stage in ("first", "second")}
+    stages = {"first": model.first, "second": model.second}
+    backbones = {name: json.loads(stage.config.to_json_string()) for name, stage in stages.items() if stage is not None}
     config = {"model_type": KIND, "format": FORMAT, "contextual": model.config.to_dict(), **backbones}
     files.write_json(target / "config.json", config)
 
@@ -64,13 +65,14 @@ def load(folder: Path) -> TwoStage:
     fields = read_json(folder / "config.json", dict)
     if fields.get("format") != FORMAT:
         raise ModelError(f"{folder} is of the format {fields.get('format')!r}, this version reads {FORMAT}: update it")
-    if wrong := [name for name in PARTS if not isinstance(fields.get(name), dict)]:
-        raise ModelError(f"config.json of {folder} lacks {', '.join(wrong)}: fetch the model again")
     try:
-        config = ContextualConfig.from_dict(fields["contextual"])
+        config = ContextualConfig.from_dict(fields.get("contextual") or {})
     except (InputError, TypeError) as error:
         raise ModelError(f"config.json of {folder} is not as it was saved ({error}): fetch the model again") from None
-    backbones = [config_of(fields[stage], folder) for stage in ("first", "second")]
+    stages = ("second",) if config.attention == "none" else ("first", "second")
+    if wrong := [name for name in ("contextual", *stages) if not isinstance(fields.get(name), dict)]:
+        raise ModelError(f"config.json of {folder} lacks {', '.join(wrong)}: fetch the model again")
+    backbones = [config_of(fields[stage], folder) for stage in stages]
     state = read_weights(folder)
     if any(backbone.num_hidden_layers > len(state) for backbone in backbones):
         raise ModelError(f"config.json of {folder} asks for more layers than it has weights: fetch the model again")
@@ -83,7 +85,7 @@ def load(folder: Path) -> TwoStage:
 
 def shared_table(model: TwoStage) -> str | None:
     """The name under which stage one has the token table that is stored as stage two's."""
-    if not model.config.share_tokens:
+    if not model.config.share_tokens or model.first is None:
         return None
     table = model.first.get_input_embeddings()
     return next(f"first.{name}.weight" for name, module in model.first.named_modules() if module is table)
@@ -94,11 +96,11 @@ def _built(folder: Path, backbones: list[Any], config: ContextualConfig) -> TwoS
 
     try:
         no_pooler = [{} if each.model_type == "modernbert" else {"add_pooling_layer": False} for each in backbones]
-        first, second = (
+        models = [
             getattr(transformers, FAMILIES[each.model_type])(each, **options)
             for each, options in zip(backbones, no_pooler, strict=True)
-        )
-        return TwoStage(first, second, config)
+        ]
+        return TwoStage(models[0] if len(models) > 1 else None, models[-1], config)
     except (InputError, TypeError, ValueError, RuntimeError, KeyError, OverflowError, ZeroDivisionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"no model can be made of config.json of {folder} ({reason}): fetch it again") from None

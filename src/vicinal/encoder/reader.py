@@ -24,6 +24,7 @@ from ..context import SIZE
 from ..errors import InputError
 from .backbone import Backbone, uncounted
 from .contextual import ROTARY, Prefix, TwoStage, padded
+from .lane import Lane
 from .pooling import POOLINGS
 from .prefix import ContextCache
 from .projection import Projection
@@ -38,8 +39,11 @@ class Plain:
     front = 0  # tokens that every text is read behind
     cache_bytes = 0
 
-    def __init__(self, backbone: Backbone, pooling: str, projections: Sequence[Projection]) -> None:
+    def __init__(
+        self, backbone: Backbone, pooling: str, projections: Sequence[Projection] = (), lane: Lane | None = None
+    ) -> None:
         self._backbone, self.pooling, self._projections = backbone, pooling, list(projections)
+        self.lane: Lane | None = lane or Lane()  # the untrained one serves any model
         self.device, self.vocabulary = backbone.device, backbone.vocabulary
         self.max_tokens, self.own_tokens = backbone.max_tokens, backbone.max_tokens
         self.dim = backbone.dim
@@ -57,16 +61,20 @@ class Plain:
 
 
 class Attending:
-    """A two-stage encoder; `prefix` is what texts are read behind, once `behind` has bound it."""
+    """A two-stage encoder; `prefix` is what texts are read behind, once `behind` has bound it.
+
+    `lane` is None where the model was trained without one: attention is then its only way to a context.
+    """
 
     attends = True
 
     def __init__(self, model: TwoStage, max_tokens: int | None) -> None:
-        self.model, self.config = model, model.config
+        self.model, self.config, self.lane = model, model.config, model.lane
         self.pooling = model.config.pooling
         self.device, self.dim = model.second.device, model.dim
-        self.vocabulary = min(stage.config.vocab_size for stage in (model.first, model.second))
-        self.max_tokens = min(self._positions(stage.config) for stage in (model.first, model.second))
+        configs = [stage.config for stage in (model.first, model.second) if stage is not None]
+        self.vocabulary = min(config.vocab_size for config in configs)
+        self.max_tokens = min(map(self._positions, configs))
         self.own_tokens = min(self.max_tokens, max_tokens or self.max_tokens)
         self.is_bound = False
         self._prefix: Prefix = None
