@@ -31,6 +31,7 @@ ROOMS = (
     "index",
     "search",
     "evaluation",
+    "losses",
     "screen",
     "cli",
 )
