@@ -31,6 +31,7 @@ ROOMS = (
     "index",
     "search",
     "evaluation",
+    "batches",
     "screen",
     "cli",
 )
