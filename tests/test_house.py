@@ -32,6 +32,7 @@ ROOMS = (
     "search",
     "evaluation",
     "losses",
+    "batches",
     "screen",
     "cli",
 )
