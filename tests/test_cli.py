@@ -622,7 +622,7 @@ def test_encode_refuses_and_leaves_nothing(corpus: Path) -> None:
     target = corpus.with_name("v.parquet")
     assert "'answer'" in refusal("encode", corpus, "-o", target, "--model", "tiny", "--as", "answer")
     assert ".parquet" in refusal("encode", corpus, "-o", corpus.with_name("v.npy"), "--model", "tiny")
-    assert "the corpus itself" in refusal("encode", corpus, "-o", corpus, "--model", "tiny")
+    assert "to be read and to be written" in refusal("encode", corpus, "-o", corpus, "--model", "tiny")
     assert list(corpus.parent.iterdir()) == [corpus]
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -621,3 +622,11 @@ def test_a_folders_index_stands_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
         assert default_index_name(name).resolve() == (tmp_path / "notes.csv.vicinal").resolve()
     with pytest.raises(InputError, match="no name"):
         default_index_name(Path(tmp_path.anchor))
+
+
+def test_numbers_of_numpy_are_numbers_and_metadata_is_a_mapping() -> None:
+    rows = [{"id": np.int64(7), "text": "a", "seen": np.float32(0.5), "tags": np.array(["x", "y"]), "is": np.True_}]
+    (document,) = Corpus.read(rows)
+    assert (document.id, document.metadata) == ("7", {"seen": 0.5, "tags": ["x", "y"], "is": True})
+    with pytest.raises(CorpusError, match="row 1 holds metadata of type NoneType"):
+        list(Corpus.read([Document("a", text="x", metadata=None)]))  # type: ignore[arg-type]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -189,3 +192,24 @@ def test_removing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
 def test_an_error_of_the_system_becomes_a_sentence(error: OSError, said: str) -> None:
     assert files.explain(error).startswith(said)
     assert "\n" not in files.explain(error)
+
+
+def test_what_a_killed_process_left_among_temporary_files_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from vicinal import files; import os, signal;"
+    killed = subprocess.run(
+        [sys.executable, "-c", program + "print(files.scratch()[0]); os._exit(9)"], capture_output=True
+    )
+    left = Path(killed.stdout.decode().strip())
+    mine, done = files.scratch()
+    assert left.is_dir() and mine.is_dir(), "it may still be in the making"
+    for folder in (left, mine):
+        old = time.time() - 2 * files.SCRATCH_SECONDS
+        os.utime(folder / files.SCRATCH_LOCK, (old, old))
+    other, other_done = files.scratch()
+    assert not left.exists() and mine.is_dir() and other.is_dir(), "one in use stays"
+    done()
+    other_done()
+    assert not list(tmp_path.iterdir())

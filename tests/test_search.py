@@ -369,7 +369,7 @@ def test_other_vectors_are_another_index(tmp_path: Path) -> None:
         assert index.search_vector([1, 0], 1)[0].id == "b"
 
 
-DOCUMENT = Document("x", text="text")
+DOCUMENT = Document("", text="text")
 
 
 @pytest.mark.parametrize(
@@ -389,6 +389,8 @@ DOCUMENT = Document("x", text="text")
         ([1, 2], np.ones((2, 2)), None, "id 0 is 1: expected text"),
         ([""], np.ones((1, 2)), None, "id 0 is '': expected text that is not empty"),
         (["a\udce9"], np.ones((1, 2)), None, "no text in UTF-8"),
+        (["a", "b"], np.ones((2, 2)), [Document("b"), Document("a")], "id 0 is 'a', its document's own 'b'"),
+        (["a", "b"], [[1.0], [1.0, 2.0]], None, "the vectors make no table|no table can be made"),
         (["a", "b"], np.ones((2, 2)), [DOCUMENT], "vector 1 has no id, or no document"),
         (["a"], np.ones((1, 2)), [DOCUMENT] * 2, "vector 1 has no id, or no document"),
         (["a"], np.ones((1, 2)), ["text"], "vector 0 has no id, or no document"),
@@ -463,3 +465,23 @@ def test_there_is_no_index_where_there_is_none(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none", tmp_path / "file"):
         with pytest.raises(IndexRefused, match=r"there is no index at .*: make one with `vicinal index"):
             Index.open(place)
+
+
+def test_what_is_no_encoder_no_corpus_and_no_query_is_refused(tmp_path: Path, tiny: Encoder) -> None:
+    for encoder, corpus in (("tiny", Corpus.read([DOCUMENT])), (tiny, "docs.jsonl"), (tiny, [{"text": "cats"}])):
+        with pytest.raises(InputError, match=r"expected an encoder, vicinal\.load\(name\), and a corpus"):
+            Index.build(tmp_path / "i", encoder, corpus)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    with (
+        Index.build(tmp_path / "i", tiny, Corpus.read([DOCUMENT])) as index,
+        pytest.raises(InputError, match="NoneType"),
+    ):
+        index.search(None)  # type: ignore[arg-type]
+
+
+def test_the_least_integer_has_a_length_too(tmp_path: Path) -> None:
+    with Index.from_vectors(tmp_path / "i", ["a", "b"], np.eye(2, dtype=np.float32)) as index:
+        for kind in (np.int8, np.int64):
+            least = np.iinfo(kind).min
+            found = {hit.id: hit.score for hit in index.search_vector(np.array([least, 0], dtype=kind), 2)}
+            assert found == {"a": -1.0, "b": 0.0}

@@ -62,6 +62,9 @@ def main() -> None:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             complain(f"error: argument {number} ({argument}) is no text in UTF-8: rename the file, or correct the text")
             sys.exit(2)
+        if not argument:
+            complain(f"error: argument {number} is empty: give a path or a text (was a variable not set?)")
+            sys.exit(2)
     app(prog_name="vicinal")
 
 
@@ -121,6 +124,7 @@ def verb(function: Callable[Given, None]) -> Callable[Given, None]:
     @wraps(function)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
         with ended():
+            _check_outputs(kwargs)
             function(*args, **kwargs)
 
     return app.command()(run)
@@ -147,6 +151,27 @@ def _vicinal(
 
 
 # --- Arguments and options, those that several verbs share.
+
+
+def _check_outputs(given: Mapping[str, Any]) -> None:
+    """Refuse to write over what is read, over another output, or into an index, where nothing is ever written."""
+    outputs = {name: given[name] for name in ("target", "json") if given.get(name) not in (None, STDOUT)}
+    texts = [text for text in _each(given.get("context")) if text not in ("own", "null")]
+    inputs = [value for name, part in given.items() if name not in outputs for value in _each(part)]
+    read = [path for path in inputs if isinstance(path, Path) and path != STDOUT] + [Path(text) for text in texts]
+    places = [Path(os.path.realpath(path)) for path in outputs.values()]
+    for output, place in zip(outputs.values(), places, strict=True):
+        if any(place == Path(os.path.realpath(path)) for path in read):
+            raise InputError(f"{output} is to be read and to be written: choose another name for what is written")
+        if places.count(place) > 1 or any(other in place.parents for other in places):
+            raise InputError(f"{output} would be written twice, or into what is written: choose another name")
+        for folder in place.parents:
+            if (folder / "manifest.json").is_file() and (folder / "segments").is_dir():
+                raise InputError(f"{output} lies inside the index {folder}, where nothing is written: choose another")
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value] if value is not None else []
 
 
 def _file_to_write(path: Path | None) -> Path | None:
@@ -343,8 +368,6 @@ def encode(
             "(--context CORPUS, or a saved one), or --context null"
         )
     source = Corpus.read(file, skip_bad_rows=skip_bad_rows)
-    if target.exists() and target.samefile(file):
-        raise InputError(f"{target} is the corpus itself: choose another name for its vectors")
     encoder = load(
         model,
         precision=precision,

@@ -40,6 +40,7 @@ from .vectors import unit
 CHOICES = ("random", "medoids", "coverage", "density")
 SIZE = 128
 POOL = 2048  # documents that are embedded so that some can be chosen: k-means and greedy choice take seconds
+MOST = 2**31 - 1  # of what is counted, and of seeds
 FORMAT = 1
 SUFFIX = ".safetensors"  # of a saved context
 
@@ -57,10 +58,12 @@ class Request:
     def __post_init__(self) -> None:
         if self.choice not in CHOICES:
             raise InputError(f"there is no way {self.choice!r} to choose a context: take one of {', '.join(CHOICES)}")
-        if self.size < 1:
-            raise InputError(f"a context of {self.size} documents was asked for: expected 1 or more, or --context null")
-        if self.seed < 0:
-            raise InputError(f"the seed {self.seed} was asked for: expected 0 or more")
+        if not 1 <= self.size <= MOST:
+            raise InputError(
+                f"a context of {self.size} documents was asked for: expected 1 to {MOST:,}, or --context null"
+            )
+        if not 0 <= self.seed <= MOST:
+            raise InputError(f"the seed {self.seed} was asked for: expected 0 to {MOST:,}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import threading
 import weakref
 import zlib
@@ -46,7 +45,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 from .documents import Counts, Document, DocumentStore, Fingerprint
 from .errors import CorpusError, InputError
-from .files import explain, remove
+from .files import explain, remove, scratch
 from .progress import Progress, silent
 
 ROW_BYTES = 1 << 27  # a longer line is no document; it bounds the memory that a file without line ends takes
@@ -184,15 +183,15 @@ class Corpus:
         """The documents in a temporary file of this corpus's own."""
         with self._lock:
             if self._spooled is None:
-                folder = Path(tempfile.mkdtemp(prefix="vicinal-"))
+                folder, done = scratch()
                 try:
                     counts = self._write(folder / "documents.sqlite", progress)
                     store = DocumentStore.open(folder / "documents.sqlite")
                 except BaseException:
-                    remove(folder)
+                    done()
                     raise
                 self._spooled = store, counts
-                weakref.finalize(self, _discard, store, folder)
+                weakref.finalize(self, _discard, store, done)
             return self._spooled
 
     def _write(self, path: Path, progress: Progress) -> Counts:
@@ -270,7 +269,10 @@ def document_of(row: object) -> Document:
     return _document(row.get(id), row.get("title"), row.get("text"), metadata)
 
 
-def _document(id: object, title: object, text: object, metadata: Mapping[str, Any]) -> Document:
+def _document(id: object, title: object, text: object, metadata: object) -> Document:
+    if not isinstance(metadata, Mapping):
+        raise BadRow(f"holds metadata of type {type(metadata).__name__} where a mapping was expected")
+    id = _plain(id)
     if isinstance(id, int) and not isinstance(id, bool):
         id = str(_json("id", id))
     return Document(
@@ -279,6 +281,11 @@ def _document(id: object, title: object, text: object, metadata: Mapping[str, An
         _text("text", text),
         {_key(name): _json(name, value) for name, value in metadata.items()},
     )
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays, which datasets give, as Python's own."""
+    return value.tolist() if type(value).__module__ == "numpy" else value
 
 
 def _text(name: str, value: object) -> str:
@@ -298,6 +305,7 @@ def _text(name: str, value: object) -> str:
 
 def _json(name: str, value: Any, level: int = 0) -> Any:
     """A value as JSON has it: dates and decimals become text; what JSON would change or lose is refused."""
+    value = _plain(value)
     if value is None:
         return None
     if isinstance(value, str):
@@ -613,6 +621,6 @@ def _checked_columns(path: Path, names: list[str]) -> list[str]:
     return names
 
 
-def _discard(store: DocumentStore, folder: Path) -> None:
+def _discard(store: DocumentStore, done: Callable[[], None]) -> None:
     store.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    done()

@@ -21,7 +21,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from filelock import FileLock, Timeout
 from .errors import IndexRefused, InputError
 
 BLOCK_BYTES = 1 << 20
+SCRATCH, SCRATCH_LOCK = "vicinal-", "in-use.lock"  # of temporary folders
+SCRATCH_SECONDS = 60  # more than passes between making a folder and locking it
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -46,7 +50,12 @@ def flush(path: Path) -> None:
         return  # Windows has no handle on a folder to flush; its rename is journalled
     handle = os.open(path, os.O_RDONLY if path.is_dir() or sys.platform != "win32" else os.O_RDWR)
     try:
-        os.fsync(handle)
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # there, fsync leaves the bytes in the drive's own memory
+        else:
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -144,6 +153,30 @@ def alone(name: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # Windows: open, so it stays
             path.unlink()  # while it is held: filelock notices when it got hold of a file that has no name any more
         lock.release()
+
+
+def scratch() -> tuple[Path, Callable[[], None]]:
+    """A new folder among the temporary files (TMPDIR), and what removes it; a killed process's are removed first.
+
+    >>> folder, done = scratch()
+    >>> folder.is_dir(), done(), folder.exists()
+    (True, None, False)
+    """
+    base = Path(tempfile.gettempdir())
+    for left in base.glob(f"{SCRATCH}*/{SCRATCH_LOCK}"):
+        with contextlib.suppress(OSError, Timeout):  # another's, or still in use
+            if time.time() - left.stat().st_mtime > SCRATCH_SECONDS:
+                with FileLock(left, timeout=0):
+                    shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    lock = FileLock(folder / SCRATCH_LOCK, timeout=0)
+    lock.acquire()
+
+    def done() -> None:
+        lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    return folder, done
 
 
 def explain(error: OSError) -> str:

@@ -238,6 +238,11 @@ class Index:
 
         An encoder that is bound to a context gives an index that keeps it, and asks its queries in it.
         """
+        if not hasattr(encoder, "encode_raw") or not isinstance(corpus, Corpus):
+            raise InputError(
+                f"{type(encoder).__name__} and {type(corpus).__name__} were given: expected an encoder, "
+                "vicinal.load(name), and a corpus, vicinal.Corpus.read(path or rows)"
+            )
         encoder.check_bound()
         order = building.Order(encoder.dim, encoder.settings, keep_text, language, context=encoder.bound)
         if encoder.bound is not None and encoder.attends:
@@ -274,7 +279,12 @@ class Index:
 
         `vectors` may be memory-mapped, and is read in parts; a vector of zeros says that its document is never a hit.
         """
-        vectors = np.asanyarray(vectors)
+        try:
+            vectors = np.asanyarray(vectors)
+        except ValueError as error:  # lists of different lengths
+            raise InputError(
+                f"no table can be made of the vectors ({error}): expected as many numbers in each"
+            ) from None
         if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind != "f":
             raise InputError(
                 f"vectors of shape {vectors.shape} and type {vectors.dtype} were given: "
@@ -336,6 +346,8 @@ class Index:
 
     def search(self, query: str, k: int = 10, mode: str = "dense", dim: int | None = None) -> list[Hit]:
         """The k best documents for a query, best first."""
+        if not isinstance(query, str):
+            raise InputError(f"a query of type {type(query).__name__} was given: expected text")
         if not query.strip():
             raise InputError("the query is empty: give it a word")
         if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
@@ -357,8 +369,8 @@ class Index:
             fits = False
         if not fits:
             raise InputError(f"{vector!r:.80} was given: expected one query's finite numbers, not all of them 0")
-        largest = np.abs(given).max()  # the length of a vector does not matter, and might not fit into 32 bit
-        raw = (given / largest).astype(np.float32)[None]
+        wide = given.astype(np.float64)  # where -128 has an absolute value
+        raw = (wide / np.abs(wide).max()).astype(np.float32)[None]  # its length does not matter, and might not fit
         return self.hits(self._dense(dim, lambda reader: lambda queries: raw).top(k)([""]))[0]
 
     def scorer(self, mode: str = "dense", dim: int | None = None) -> Scorer:
@@ -543,4 +555,6 @@ def _documents_of(ids: Iterable[str], documents: Iterable[Document] | None) -> I
             raise InputError(f"vector {number} has no id, or no document: expected one of each for every vector")
         if not isinstance(id, str) or not id:
             raise InputError(f"id {number} is {id!r}: expected text that is not empty")
+        if document.id not in ("", id):
+            raise InputError(f"id {number} is {id!r}, its document's own {document.id!r}: give both in one order")
         yield Document(str(id), document.title, document.text, document.metadata)

@@ -374,8 +374,8 @@ def test_a_damaged_index_is_told_of_and_replaced_when_asked(tmp_path: Path, tiny
 
 def test_what_an_interruption_left_inside_is_removed_by_the_next_build(tmp_path: Path, tiny: Encoder) -> None:
     Index.build(tmp_path / "i", tiny, Corpus.read(DOCUMENTS)).close()
-    (tmp_path / "i" / "segments" / "segment-0").mkdir()
-    (tmp_path / "i" / "segments" / "segment-0" / "documents.sqlite").write_text("old")
+    (tmp_path / "i" / "segments" / "segment-0123456789abcdef").mkdir()
+    (tmp_path / "i" / "segments" / "segment-0123456789abcdef" / "documents.sqlite").write_text("old")
     (tmp_path / "i" / ".manifest.json.77.partial").write_text("half")
     (tmp_path / "i" / "README").write_text("mine")
     (tmp_path / ".i.partial").mkdir()

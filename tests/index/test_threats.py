@@ -165,6 +165,10 @@ def stranger(name: str) -> Break:
     return make
 
 
+def as_it_is(forger: Any) -> None:
+    """Nothing is wrong with the index itself."""
+
+
 def nothing(forger: Any) -> None:
     shutil.rmtree(forger.index)
 
@@ -173,6 +177,23 @@ def not_an_index(forger: Any) -> None:
     nothing(forger)
     forger.index.mkdir()
     (forger.index / "mine.txt").write_text("mine")
+
+
+def another_programs_folder(forger: Any) -> None:
+    """A web page has a manifest.json too, and a stream may have segments."""
+    nothing(forger)
+    (forger.index / "segments").mkdir(parents=True)
+    (forger.index / "manifest.json").write_text('{"name": "My page"}')
+    (forger.index / "segments" / "film1.ts").write_text("mine")
+
+
+def a_damaged_partial(forger: Any) -> None:
+    """What a killed build left, and a failing disk has changed since."""
+    nothing(forger)
+    partial = forger.index.with_name(f".{forger.index.name}.partial")
+    partial.mkdir()
+    (partial / "state.json").write_text("garbage")
+    (partial / "documents.sqlite").write_bytes(b"garbage")
 
 
 def a_file(forger: Any) -> None:
@@ -295,12 +316,20 @@ INDEXES = [
     handled("over-damaged-asked", "`index`", "the same, with `--overwrite`", at(MANIFEST, short), '"is_new": true', *overwritten(*INDEX), "--json", "-"),
     refused("over-newer", "`index`", "an index of a newer format at INDEX, with `--overwrite`", claims(format=2), "this version does not know format 2", *overwritten(*INDEX)),
     refused("over-folder", "`index`", "a folder of something else at INDEX, with `--overwrite`", not_an_index, "exists and is not an index", *overwritten(*INDEX)),
+    refused("over-page", "`index`", "another program's folder with a manifest.json and segments, with `--overwrite`", another_programs_folder, "exists and is not an index", *overwritten(*INDEX)),
     refused("over-file", "`index`", "a file at INDEX, with `--overwrite`", a_file, "exists and is not an index", *overwritten(*INDEX)),
     refused("over-pipe", "`index`", "a named pipe at INDEX", a_pipe, "exists and is not an index", *INDEX),
     refused("over-link", "`index`", "a link to itself at INDEX", a_link_to_nothing, "exists and is not an index", *INDEX),
     refused("no-folder", "`index`", "no folder to put INDEX into", no_folder, "there is no folder", *INDEX),
     refused("busy", "`index`", "another process writes INDEX", busy, "another process is writing", *overwritten(*INDEX)),
     refused("full", "`index`", "the disk is full", full, "the disk is full (No space left on device", *INDEX),
+    handled("half-damaged", "`index`", "what a killed build left, damaged since", a_damaged_partial, '"is_new": true', *INDEX, "--json", "-"),
+    refused("seed", "`index`", "a seed that no index can keep", nothing, "expected 0 to 2,147,483,647", *INDEX, "--seed", str(1 << 63)),
+    refused("size", "`index`", "a context of more documents than can be counted", nothing, "expected 1 to 2,147,483,647", *INDEX, "--context-size", str(1 << 63)),
+    refused("json-manifest", "`info`", "`--json` onto a file of the index", as_it_is, "lies inside the index", "info", "{index}", "--json", "{index}/manifest.json"),
+    refused("json-stranger", "`verify`", "`--json` into the index", as_it_is, "lies inside the index", "verify", "{index}", "--json", "{index}/verify.json"),
+    refused("json-corpus", "`index`", "`--json` onto the corpus", nothing, "to be read and to be written", *INDEX, "--json", "{corpus}"),
+    refused("json-target", "`index`", "`--json` onto INDEX", nothing, "would be written twice", *INDEX, "--json", "{index}"),
     handled("half-written", "`index`", "what a killed build of something else left, and its lock", half_written, '"is_new": true', *INDEX, "--json", "-"),
 ]  # fmt: skip
 

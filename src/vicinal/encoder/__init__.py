@@ -121,6 +121,10 @@ class Encoder:
             settings["order_matters"] = config.order_matters
         return settings
 
+    def tokenizer(self, role: str) -> Tokenizer:
+        """What reads texts as `role`, with its prompt and up to its limit."""
+        return self._tokenizers[role]
+
     @property
     def has_null(self) -> bool:
         """Whether the model can be asked without context."""
@@ -445,7 +449,7 @@ def _device(asked: str) -> torch.device:
     try:
         device = torch.device(asked)
         torch.empty(0, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"the device {asked!r} cannot be used here ({reason}): choose auto or cpu") from None
     return device

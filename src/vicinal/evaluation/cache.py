@@ -47,14 +47,15 @@ T = TypeVar("T")
 
 def cache_folder() -> Path:
     """Where caches live: never inside an index or a collection."""
-    if chosen := os.environ.get("VICINAL_CACHE"):
-        return Path(chosen).expanduser()
-    if base := os.environ.get("XDG_CACHE_HOME"):
+    chosen = os.environ.get("VICINAL_CACHE")
+    if not chosen and (base := os.environ.get("XDG_CACHE_HOME")):
         return Path(base) / "vicinal"
     try:
-        return Path.home() / ".cache" / "vicinal"
+        return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "vicinal"
     except RuntimeError:
-        raise InputError("this user has no home folder to keep vectors in: set VICINAL_CACHE to a folder") from None
+        raise InputError(
+            f"there is no home folder {chosen or 'of this user'} to keep vectors in: set VICINAL_CACHE to a folder"
+        ) from None
 
 
 class Cached:

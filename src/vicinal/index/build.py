@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from .. import __version__, files
@@ -53,6 +55,7 @@ from .segments import (
 WINDOW_DOCUMENTS = 16_384  # documents per file of rows: what an interrupted build loses at most
 WINDOW_CHARACTERS = 1 << 26  # or this much text, so that long documents do not fill the memory
 STATE = "state.json"
+SEGMENT_NAME = re.compile(r"segment-[0-9a-f]{16}(-[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,18 @@ def build(
     check_language(order.language)
     target = Path(os.path.realpath(target))  # so that a link stays one, and "." has a name
     partial = target.with_name(f".{target.name}.partial")
-    with files.alone(target):
-        if (target / MANIFEST).exists():
-            difference = _difference(target, corpus, order, overwrite, progress)
-            if not difference:
+    if (target / MANIFEST).exists():
+        difference = _difference(target, corpus, order, overwrite, progress)
+        if not difference:
+            with contextlib.suppress(OSError, IndexRefused), files.alone(target):  # a disk that is read-only, or busy
                 _tidy(target, partial)
-                return False
-            if not overwrite:
-                raise IndexRefused(
-                    f"{target} exists and differs in {difference}: "
-                    "--overwrite replaces it, -o NAME puts the new one elsewhere"
-                )
+            return False
+        if not overwrite:
+            raise IndexRefused(
+                f"{target} exists and differs in {difference}: "
+                "--overwrite replaces it, -o NAME puts the new one elsewhere"
+            )
+    with files.alone(target):
         state = _taken_up(partial, target, corpus, order, progress) or _begun(partial, corpus, order, progress)
         segment = _segment(partial, target, state["request"])
         try:
@@ -149,10 +153,25 @@ def check_target(target: Path) -> None:
         raise InputError(f"there is no folder {target.parent} to put {target.name} into: make it first")
     if target == Path(os.path.realpath(".")):
         raise InputError(f"{target} is the folder that you work in, which cannot be replaced: choose another with -o")
-    is_index = (target / MANIFEST).exists()
     is_empty = target.is_dir() and not any(target.iterdir())
-    if os.path.lexists(target) and not is_index and not is_empty:
+    if os.path.lexists(target) and not is_index(target) and not is_empty:
         raise IndexRefused(f"{target} exists and is not an index: choose another place with -o")
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder is an index, were it a damaged one: a manifest alone is what other programs have, too."""
+    try:
+        Manifest.read(folder)
+    except DamagedIndex:
+        return any((segment / DOCUMENTS).is_file() for segment in _segments_in(folder))
+    except IndexRefused as refusal:
+        return (folder / MANIFEST).is_file() and "was written by vicinal" in str(refusal)  # a newer one
+    return True
+
+
+def _segments_in(folder: Path) -> list[Path]:
+    """Folders in an index that are called as segments are."""
+    return [path for path in (folder / SEGMENTS).glob("segment-*") if SEGMENT_NAME.fullmatch(path.name)]
 
 
 def _difference(target: Path, corpus: Corpus, order: Order, overwrite: bool, progress: Progress) -> str:
@@ -180,18 +199,21 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _taken_up(partial: Path, target: Path, corpus: Corpus, order: Order, progress: Progress) -> dict[str, Any] | None:
     """What an interrupted build of the same request left; None where there is nothing to go on with."""
-    if not (partial / STATE).exists():
-        return None
-    kept: dict[str, Any] = json.loads((partial / STATE).read_bytes())
     request = order.request(corpus.fingerprint(progress=progress))
-    if kept["version"] != [FORMAT, __version__] or _differences(kept["request"], request):
+    try:
+        kept: dict[str, Any] = json.loads((partial / STATE).read_bytes())
+        if kept["version"] != [FORMAT, __version__] or _differences(kept["request"], request):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged: it is begun anew
         return None
     segment = _segment(partial, target, request)
     placed = target / SEGMENTS / segment.name
     if placed.exists() and not segment.exists():  # interrupted just before the manifest
         _make_folders(segment.parent)
         files.publish(placed, segment)
-    if not _source(partial, segment, order).exists():
+    try:
+        DocumentStore.open(_source(partial, segment, order)).close()
+    except DamagedIndex:
         return None
     for unfinished in partial.rglob(".*.partial"):
         files.remove(unfinished)
@@ -338,7 +360,7 @@ def _write_rows(segment: Path, documents: DocumentStore, make: MakeRows, progres
     with progress("encoding", len(documents)) as advance:
         for part, (first, window) in enumerate(windows(documents)):
             passages, dense = (segment / f"{kind}-{part:06d}.safetensors" for kind in (PASSAGES, DENSE))
-            if passages.exists() and dense.exists():
+            if _are_whole(passages, dense):
                 advance(len(window))
             else:
                 made = make(first, window, advance)
@@ -352,6 +374,14 @@ def _write_rows(segment: Path, documents: DocumentStore, make: MakeRows, progres
             with_row += len(np.unique(stored["document"]))
             seen = {name: count + int(stored[name][0]) for name, count in seen.items()}
     return {"passages": rows, "empty": len(documents) - with_row, **seen}
+
+
+def _are_whole(passages: Path, dense: Path) -> bool:
+    """Whether an interrupted build left the rows of a window, as far as their own files can tell."""
+    try:
+        return len(load_file(passages)["document"]) == len(load_file(dense)[DENSE])
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return False
 
 
 def _write_context(segment: Path, documents: DocumentStore, order: Order) -> dict[str, Any] | None:
@@ -422,7 +452,7 @@ def _tidy(target: Path, partial: Path) -> None:
     """Remove what a build leaves beside an index that is whole, and inside it, after one that was interrupted."""
     manifest = Manifest.read(target)
     named = {segment.name for segment in manifest.segments}
-    old = [path for path in (target / SEGMENTS).iterdir() if path.name not in named]
+    old = [path for path in _segments_in(target) if path.name not in named]
     for path in [partial, *old, *target.glob(f".{MANIFEST}.*.partial")]:
         with contextlib.suppress(OSError):  # where another process reads from it (Windows), the next build removes it
             files.remove(path)
