@@ -160,11 +160,21 @@ def layout(rank: int) -> dict[str, Tensor]:
     }
 
 
+def shared_gradient(rank: int, processes: int) -> dict[str, Tensor]:
+    """Gradients of a sum of what was gathered and what was not: both get the same tensor, one of them sums it up."""
+    ours, beside = torch.zeros(N, D, requires_grad=True), torch.zeros(processes * N, D, requires_grad=True)
+    total = 1 * beside  # before the other: its gradient is asked for after it
+    ((gathered(ours) + total) * (rank + 1.0)).sum().backward()
+    assert ours.grad is not None and beside.grad is not None
+    return {"ours": ours.grad, "beside": beside.grad}
+
+
 def main(rank: int, processes: int, folder: Path) -> None:
     torch.set_num_threads(1)
     rendezvous = (folder / "rendezvous").as_uri()
     distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
     found = {f"layout/{name}": value.contiguous() for name, value in layout(rank).items()}
+    found |= {f"shared/{name}": value for name, value in shared_gradient(rank, processes).items()}
     for case in CASES:
         for name, value in Batch(case, processes).part(rank).items():
             distributed.all_reduce(value)  # what data parallel training does: the mean over processes

@@ -28,7 +28,7 @@ def test_final_vectors_are_those_of_search(dim: int | None, bound: bool) -> None
 
 
 def test_a_correction_that_leaves_nothing_is_not_applied() -> None:
-    _, documents = Views(RAW, RAW, correct=lambda size: 1e-9 * torch.eye(size)).at()
+    _, documents = Views(RAW, RAW, correct=lambda size: 1e-9 * torch.ones(size, size)).at()
     torch.testing.assert_close(documents, vectors.final(RAW), rtol=0, atol=1e-6)
 
 

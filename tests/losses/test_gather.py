@@ -84,6 +84,12 @@ def test_a_process_finds_its_own_first_and_then_those_of_the_next_around(run: Ru
         assert found["layout/gathered"].tolist() == sorted(queries)
 
 
+def test_a_gradient_that_another_part_of_the_graph_shares_is_not_summed_for_it_too(run: Run) -> None:
+    for rank, found in enumerate(run.found):
+        assert (found["shared/beside"] == rank + 1).all()
+        assert (found["shared/ours"] == sum(range(run.processes + 1))).all()
+
+
 def test_every_process_is_told_what_does_not_fit_and_none_waits_for_ever(run: Run) -> None:
     expected = ("batches differ", "a mask to all or none", "allowed has 5 columns", "once")
     for told in run.told:

@@ -263,7 +263,12 @@ def test_a_teacher_and_a_batch_are_left_as_they_were(sibling: Sibling) -> None:
     views, untouched = batch(sibling), batch(sibling)
     for name in ("queries", "documents", "allowed", "allowed_queries", "allowed_documents", "teacher"):
         getattr(views, name).requires_grad_(getattr(views, name).is_floating_point())
+    assert views.targets is not None and untouched.targets is not None
+    for target in views.targets:
+        target.requires_grad_()
     sibling.loss(0.2)(views).backward()
     for name in ("queries", "documents", "allowed", "allowed_queries", "allowed_documents", "teacher"):
         assert torch.equal(getattr(views, name), getattr(untouched, name))
+    for fixed, before in zip(views.targets, untouched.targets, strict=True):
+        assert fixed.grad is None and torch.equal(fixed, before)
     assert views.teacher is not None and views.teacher.grad is None
