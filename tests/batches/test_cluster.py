@@ -171,3 +171,12 @@ def test_what_cannot_be_asked_for_is_refused(asked: dict[str, Any], told: str) -
 def test_more_clusters_than_pairs_are_refused(gaussians: Any, k: int) -> None:
     with pytest.raises(InputError, match=f"{k} clusters of 20 pairs"):
         cluster(gaussians(20, 2)[0], k)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cluster_that_nobody_is_in_goes_to_the_pair_that_is_served_worst(seed: int) -> None:
+    one, two, three = np.eye(3, 4, dtype=np.float16)
+    vectors = np.array([[one, one]] * 30 + [[two, two], [three, three]])  # a start that draws the last two is rare
+    found = cluster(vectors, 3, KMeans(engine="torch", tries=1, steps=10, seed=seed))
+    assert found.objective == pytest.approx(1, abs=1e-6)
+    assert partition(found.labels) == {frozenset(range(30)), frozenset([30]), frozenset([31])}

@@ -76,7 +76,13 @@ def test_the_papers_rule_by_hand() -> None:
     assert wider == [[1, 1, 1, 0], [1, 1, 1, 1], [0, 1, 1, 1]]
 
 
-def test_what_compares_queries_with_queries_is_another_block(toy: Any) -> None:
+def test_as_good_as_own_is_too_good() -> None:
+    queries, documents = torch.eye(2)[[0, 1]], torch.eye(2)[[0, 1, 0]]  # the third scores exactly what the first does
+    for rule in (Filter(), Filter(margin=None, share=1.0), Filter(margin=None, threshold=1.0)):
+        assert rule.masks(queries, documents).allowed.int().tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_what_compares_queries_with_queries_is_another_block() -> None:
     """The reference stores queries as documents, and filters by those."""
     queries, documents = drawn(20, 20, 0)
     masks = Filter().masks(queries, documents)

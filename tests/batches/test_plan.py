@@ -14,7 +14,7 @@ import pytest
 
 import vicinal
 from vicinal.batches.cluster import KMeans
-from vicinal.batches.plan import Plan
+from vicinal.batches.plan import Domain, Plan
 from vicinal.batches.sample import EveryPairOnce, Multinomial
 from vicinal.batches.surrogate import Vectors, Words
 from vicinal.errors import InputError
@@ -82,6 +82,13 @@ def test_what_is_planned_is_the_same_in_every_process(toy: Any, tmp_path: Path) 
     )
     ways = [EveryPairOnce(1), Multinomial(seed=1)]
     assert told.stdout.strip() == str([step.rows.tolist() for way in ways for step in islice(way.steps(plan), 20)])
+
+
+def test_domains_that_look_alike_are_packed_by_chances_of_their_own() -> None:
+    labels, centroid = np.zeros(40, dtype=np.int32), np.ones((1, 2), dtype=np.float32)
+    domains = tuple(Domain(name, range(start, start + 40), labels, centroid) for name, start in (("a", 0), ("b", 40)))
+    one, two = np.split(Plan("f", size=8, order="random", domains=domains).epoch(), 2)
+    assert (one != two - 40).any()
 
 
 def test_a_cluster_size_of_its_own_changes_clusters_and_not_batches(toy: Any, tmp_path: Path) -> None:

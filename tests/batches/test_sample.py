@@ -52,15 +52,18 @@ def test_a_step_says_the_domain_that_its_rows_are_of(way: Any) -> None:
 
 def test_every_pair_is_met_once_an_epoch_in_an_order_that_mixes_domains() -> None:
     steps = list(islice(EveryPairOnce().steps(PLAN), 3 * len(PLAN)))
-    orders = []
+    orders: list[list[str]] = []
+    met: list[set[frozenset[int]]] = []
     for epoch in range(3):
         mine = steps[epoch * len(PLAN) : (epoch + 1) * len(PLAN)]
         assert {step.epoch for step in mine} == {epoch}
         rows = np.concatenate([step.rows for step in mine])
         assert len(set(rows.tolist())) == len(rows) == 4 * len(PLAN)
         orders.append([step.domain for step in mine])
+        met.append({frozenset(step.rows.tolist()) for step in mine})
     assert orders[0] != sorted(orders[0])
     assert orders[0] != orders[1]
+    assert not met[0] & met[1] and not met[1] & met[2], "batches are other ones, and not only in another order"
 
 
 @pytest.mark.parametrize(("alpha", "share"), [(0, 0.5), (0.5, 2 / 3), (1, 0.8)])

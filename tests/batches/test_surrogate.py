@@ -196,3 +196,18 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
         Words(weights="best")
     with pytest.raises(InputError, match="0 dimensions"):
         Words(dim=0)
+
+
+def test_where_the_spectrum_falls_slowly_nearly_all_that_can_be_kept_is_kept() -> None:
+    dense = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float32)  # as flat as it gets
+    found = truncated_svd(sparse(dense), 5).numpy()
+    most = (np.linalg.svd(dense)[1][:5] ** 2).sum()
+    assert 0.92 < ((dense @ found) ** 2).sum() / most <= 1.0001
+
+
+def test_a_documents_vector_comes_first_and_its_querys_second(toy: Any, tmp_path: Path) -> None:
+    def embed(texts: Sequence[str], role: str) -> torch.Tensor:
+        return torch.tensor([[1.0, 0.0] if role == "document" else [0.0, 1.0]] * len(texts))
+
+    of = Vectors.of(toy, Model(embed, "roles", dim=2), tmp_path).of_domain["law"]
+    assert (of == np.eye(2)).all()
