@@ -129,7 +129,7 @@ class Overlap:
 def _grams(texts: Sequence[Sequence[str]], hashes: _WordHashes) -> tuple[Hashes, Integers]:
     """The grams of texts, in order for each, and the text that each is of.
 
-    A gram's number is sum_j h_j STEP^j modulo 2^64, of the hashes h of its words, plus the number of its words.
+    A gram's number is sum_j h_j STEP^j modulo 2^64, of the hashes h_0, h_1, ... of its words.
     """
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     words = np.fromiter(map(hashes.__getitem__, chain.from_iterable(texts)), dtype=np.uint64, count=int(lengths.sum()))
@@ -142,7 +142,7 @@ def _grams(texts: Sequence[Sequence[str]], hashes: _WordHashes) -> tuple[Hashes,
         else:
             inside = np.arange(len(words)) + size <= np.repeat(ends, lengths)
             of, places = np.repeat(np.arange(len(texts)), lengths)[inside], np.flatnonzero(inside)
-        total, power = np.full(len(places), size, dtype=np.uint64), np.uint64(1)
+        total, power = np.zeros(len(places), dtype=np.uint64), np.uint64(1)
         for word in range(size):
             total += words[places + word] * power
             with np.errstate(over="ignore"):  # of a scalar numpy says so, of an array it does not
