@@ -28,20 +28,9 @@ from pyarrow import parquet
 import vicinal
 from vicinal.context import CHOICES, SIZE
 from vicinal.evaluation import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS, NULL, Collection, Shown, evaluate, nDCG
+from vicinal.pairs import KEPT_FOR_CHOOSING as DOMAINS
 
 JUDGED = ("scitldr", "tatqa-test", "mediqa2019-qa")
-DOMAINS = (
-    "code_ruby",
-    "commits_bitcoin",
-    "docs_terraform_azure",
-    "dnd_srd",
-    "law_dc_code",
-    "openstax_exercises",
-    "sigma_rules",
-    "stackexchange_small",
-    "stacks_project",
-    "suttas_title_text",
-)
 QUERIES, SEED = 300, 0  # of a domain
 MODEL = "granite-embedding-30m-english"
 SHARED = Path(os.environ.get("VICINAL_TEST_DATA", Path(__file__).resolve().parents[2] / "shared")) / "data"

@@ -39,6 +39,7 @@ CONTRACT = {
     "info": {"--against", "--json", "--quiet"},
     "verify": {"--json", "--quiet"},
     "export": {"-o", "--json", "--quiet"},
+    "check-data": {"--against", "--leave-out", "--skip-bad-rows", "--json", "--quiet"},
     "models": {"--json"},
 }
 ROWS: list[dict[str, Any]] = [
@@ -144,7 +145,7 @@ def test_the_page_has_a_section_for_each_verb_with_every_flag_and_an_example(ver
 
 
 def test_the_page_names_no_verb_and_no_flag_that_is_not_there() -> None:
-    assert set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)) == set(CONTRACT)
+    assert set(re.findall(r"^## ([\w-]+)$", PAGE, re.MULTILINE)) == set(CONTRACT)
     assert set(re.findall(r"(?<![\w-])--\w[\w-]*", PAGE)) <= set().union(*CONTRACT.values(), {"--help", "--version"})
 
 
@@ -709,6 +710,67 @@ def test_models_lists_the_default_and_every_shipped_one() -> None:
     assert {model["name"] for model in told["models"]} >= {told["default"], "tiny"}
     assert all(set(model) == {"name", "license", "bytes", "about"} for model in told["models"])
     assert cli.DEFAULT_MODEL in run_well("models").stdout
+
+
+# --- check-data
+
+PAIRS = [
+    {"query": "do cats purr", "document": "Cats purr when they are content, and now and then when they are not."},
+    {"query": "do cats purr", "document": "Nobody knows why they do.", "negatives": ["Dogs bark."], "scores": [1, 0]},
+    {
+        "query": "who pays the rent",
+        "document": "The tenant pays the rent on the first day of a month.",
+        "domain": "law",
+    },
+    {"query": "", "document": "nobody asked", "domain": "law"},
+]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "pets.jsonl", PAIRS)
+
+
+def test_check_data_json_is_the_report_of_the_library(pairs: Path, collection: Path) -> None:
+    from vicinal.index.words import detect
+    from vicinal.pairs import Pairs, check, texts_of
+
+    result = json.loads(run_well("check-data", pairs, "--against", collection, "--json", "-").stdout)
+    language = {"none": None}
+    against = {collection.name: texts_of(collection)}
+    same = check(Pairs.read(pairs), against, language_of=lambda text: language.get(found := detect([text]), found))
+    assert result == same
+    assert set(result) == {"name", "fingerprint", "counts", "all", "domains", "against", "examples"}
+    assert list(result["domains"]) == ["law", "pets"] and result["all"]["pairs"] == 3
+    assert result["all"]["leaks"]["collections"][collection.name]["pairs"] == 1
+
+
+def test_check_data_shows_a_row_for_each_domain_and_says_what_it_found(pairs: Path, collection: Path) -> None:
+    told = run_well("check-data", pairs, "--against", collection).stdout
+    assert "3 pairs in 2 domains from 4 rows: 1 row with an empty query or document left out; 1 with negatives" in told
+    assert re.search(r"^domain +language +pairs ", told, re.MULTILINE)
+    assert re.search(r"^law +english 100 % +1 +4 +12 +12 +1 +0 +0 +0 +1$", told, re.MULTILINE)
+    assert re.search(r"^all +english 100 % +3 .* 1$", told, re.MULTILINE)
+    assert f"leaks: 1 pair (33.33 %) share words with {collection.name}, 0 by the query and 1 by the document" in told
+    assert "row 0, document: the tenant pays the rent on the first" in told
+    assert run_well("check-data", pairs, "--quiet").output == ""
+
+
+def test_check_data_leaves_out_what_is_asked_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "pairs").mkdir()
+    for domain in ("code_ruby", "pets", "law"):
+        write_jsonl(tmp_path / "pairs" / f"{domain}.jsonl", PAIRS[:1])
+    told = json.loads(run_well("check-data", tmp_path / "pairs", "--json", "-").stdout)
+    assert list(told["domains"]) == ["code_ruby", "law", "pets"], "not even what is kept for choosing"
+    words = ["--leave-out", "code_ruby", "--leave-out", "law"]
+    told = json.loads(run_well("check-data", tmp_path / "pairs", *words, "--json", "-").stdout)
+    assert list(told["domains"]) == ["pets"] and told["counts"]["left_out"] == {"code_ruby": 1, "law": 1}
+
+
+def test_collections_of_one_name_are_told_apart_by_their_paths(pairs: Path, collection: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(collection, tmp_path / "other" / collection.name)
+    words = ["--against", collection, "--against", other, "--json", "-"]
+    assert set(json.loads(run_well("check-data", pairs, *words).stdout)["against"]) == {str(collection), str(other)}
 
 
 # --- evaluate and compare

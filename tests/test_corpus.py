@@ -628,5 +628,5 @@ def test_numbers_of_numpy_are_numbers_and_metadata_is_a_mapping() -> None:
     rows = [{"id": np.int64(7), "text": "a", "seen": np.float32(0.5), "tags": np.array(["x", "y"]), "is": np.True_}]
     (document,) = Corpus.read(rows)
     assert (document.id, document.metadata) == ("7", {"seen": 0.5, "tags": ["x", "y"], "is": True})
-    with pytest.raises(CorpusError, match="row 0 .* holds metadata of type NoneType"):
+    with pytest.raises(CorpusError, match=r"row 0 .* holds metadata of type NoneType"):
         list(Corpus.read([Document("a", text="x", metadata=None)]))  # type: ignore[arg-type]

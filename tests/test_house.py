@@ -24,6 +24,7 @@ ROOMS = (
     "progress",
     "documents",
     "corpus",
+    "pairs",
     "tokens",
     "vectors",
     "context",

@@ -1,6 +1,6 @@
 """The command line: each verb parses, calls one function of the library, and prints what came back.
 
-    index  encode  search  evaluate  compare  info  verify  export  models
+    index  encode  search  evaluate  compare  info  verify  export  check-data  models
 
 What is heavy is imported inside a verb, so that help and refusals are there at once. How a verb may end is decided in
 one place, `ended`: 0; 2 for a mistake of the user or damaged data, with one sentence on standard error; 130 after
@@ -653,6 +653,57 @@ def export(
 
 
 @verb
+def check_data(
+    source: Annotated[
+        Path, typer.Argument(metavar="PAIRS", help="Training pairs: .jsonl, .parquet, or a folder of such files.")
+    ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--against", metavar="COLLECTION", help="Test data to look for in the pairs: a corpus; may be repeated."
+        ),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option("--leave-out", metavar="DOMAIN", help="A domain that is not to be read; may be repeated."),
+    ] = None,
+    skip_bad_rows: SkipBadRows = False,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say what may be wrong with training pairs.
+
+    Leaks of test data, duplicates, empty rows, lengths, languages, negatives: for each domain, and in all.
+
+    Example:  vicinal check-data pairs --against scifact --leave-out code_ruby
+    """
+    from .index.words import detect
+    from .pairs import Pairs, check, findings, texts_of
+
+    def language_of(text: str) -> str | None:
+        language = detect([text])
+        return None if language == "none" else language
+
+    progress = progress_on_stderr(quiet)
+    names = [path.resolve().name for path in against or []]
+    collections = {
+        name if names.count(name) == 1 else str(path): texts_of(path)
+        for name, path in zip(names, against or [], strict=True)
+    }
+    pairs = Pairs.read(source, leave_out=leave_out or (), skip_bad_rows=skip_bad_rows, progress=progress)
+    pairs.check_left_out(leave_out or ())
+    report = check(pairs, collections, language_of=language_of, progress=progress)
+    if not _report(report, json) or quiet:
+        return
+    say((str(source), "bold"), f": {pairs.counts}")
+    say()
+    _say_domains(report)
+    say()
+    for sentence in findings(report):
+        say(sentence)
+
+
+@verb
 def models(json: Json = None) -> None:
     """List the models that work without a network.
 
@@ -682,6 +733,25 @@ def _say_counts(counts: Mapping[str, Any], max_tokens: int | None) -> None:
         say(f"longer than {max_tokens} tokens: {counts['cut']:,}, of which only the beginning is read")
     if counts.get("uncorrected"):  # indexes of the first version have no such count
         say(f"kept as the model gives them: {counts['uncorrected']:,}, of which the context would leave nothing")
+
+
+def _say_domains(report: Mapping[str, Any]) -> None:
+    """A row for each domain of pairs, and one for all of them."""
+
+    def row(name: str, part: Mapping[str, Any]) -> list[str]:
+        languages = [f"{language} {100 * share:.0f} %" for language, share in part["languages"].items()]
+        lengths = (
+            part["queries"]["words"]["p50"],
+            part["documents"]["words"]["p50"],
+            part["documents"]["words"]["p95"],
+        )
+        counts = (part["empty"], part["duplicates"]["pairs"], part["negatives"]["pairs"], part["scores"]["pairs"])
+        leaks = f"{part['leaks']['pairs']:,}" if report["against"] else "-"
+        return [name or "''", languages[0], *(f"{n:,}" for n in (part["pairs"], *lengths, *counts)), leaks]
+
+    domains = [row(name, part) for name, part in report["domains"].items()]
+    columns = "domain, language, pairs, query words, document, 95 %, empty, repeated, negatives, scores, leaks"
+    table(columns.split(", "), [*domains, row("all", report["all"])], text=2)
 
 
 def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:

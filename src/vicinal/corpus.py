@@ -83,6 +83,9 @@ class Tally:
 
 Rows = Iterator[tuple[str, Row]]  # each with its place, "line 3"
 Reader = Callable[[Tally], Rows]
+Needs = tuple[tuple[str, ...], ...]  # the columns that a table must have: of each group, one at least
+
+DOCUMENT_NEEDS: Needs = (("text", "title"),)
 
 
 class Corpus:
@@ -119,7 +122,7 @@ class Corpus:
                 return cls(str(path), _reader_of(path), in_files=True, skip_bad_rows=skip_bad_rows)
         if isinstance(source, Mapping):
             raise CorpusError(
-                f"one mapping was given (with {_listed(source)}): expected a path or many rows, "
+                f"one mapping was given (with {listed(source)}): expected a path or many rows, "
                 "such as a list of mappings or one split of a dataset"
             )
         if isinstance(source, bytes | bytearray | Document) or not isinstance(source, Iterable):
@@ -240,10 +243,19 @@ def default_index_name(path: str | Path) -> Path:
         path = path.resolve()  # "." has no name of its own
     if not path.name:
         raise InputError(f"{path} has no name to give its index: choose one with -o")
-    if path.is_dir():
-        return path.with_name(f"{path.name}.vicinal")
-    whole = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-    return path.with_name(f"{whole.stem if whole.suffix.lower() in READERS else path.name}.vicinal")
+    return path.with_name(f"{path.name if path.is_dir() else name_and_kind(path)[0]}.vicinal")
+
+
+def name_and_kind(path: Path) -> tuple[str, str]:
+    """A file's name without the suffixes that we know, and which reader it is for: "" where none is.
+
+    >>> name_and_kind(Path("data/docs.v2.JSONL.gz")), name_and_kind(Path("notes.parquet.gz"))
+    (('docs.v2', '.jsonl'), ('notes.parquet.gz', ''))
+    """
+    compressed = path.suffix.lower() in COMPRESSIONS
+    whole = path.with_suffix("") if compressed else path
+    kind = whole.suffix.lower()
+    return (path.name, "") if kind not in READERS or (compressed and kind == ".parquet") else (whole.stem, kind)
 
 
 def document_of(row: object) -> Document:
@@ -263,7 +275,7 @@ def document_of(row: object) -> Document:
     if not isinstance(row, Mapping):
         raise BadRow(f'is of type {type(row).__name__} where an object such as {{"text": "..."}} was expected')
     if "text" not in row and "title" not in row:
-        raise BadRow(f"has neither 'text' nor 'title' (but {_listed(row)})")
+        raise BadRow(f"has neither 'text' nor 'title' (but {listed(row)})")
     id = "id" if "id" in row else "_id"
     metadata = {name: value for name, value in row.items() if name not in (id, "title", "text")}
     return _document(row.get(id), row.get("title"), row.get("text"), metadata)
@@ -276,9 +288,9 @@ def _document(id: object, title: object, text: object, metadata: object) -> Docu
     if isinstance(id, int) and not isinstance(id, bool):
         id = str(_json("id", id))
     return Document(
-        _text("id", id),
-        _text("title", title),
-        _text("text", text),
+        checked_text("id", id),
+        checked_text("title", title),
+        checked_text("text", text),
         {_key(name): _json(name, value) for name, value in metadata.items()},
     )
 
@@ -288,7 +300,8 @@ def _plain(value: Any) -> Any:
     return value.tolist() if type(value).__module__ == "numpy" else value
 
 
-def _text(name: str, value: object) -> str:
+def checked_text(name: str, value: object) -> str:
+    """The text that a row holds under a name, null being empty; BadRow where it holds something else."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -309,7 +322,7 @@ def _json(name: str, value: Any, level: int = 0) -> Any:
     if value is None:
         return None
     if isinstance(value, str):
-        return _text(name, value)
+        return checked_text(name, value)
     if isinstance(value, int):  # true and false among them
         if value.bit_length() > INTEGER_BITS:
             raise BadRow(f"holds an integer of {value.bit_length():,} bits under {name!a}, more than {INTEGER_BITS:,}")
@@ -333,10 +346,10 @@ def _json(name: str, value: Any, level: int = 0) -> Any:
 def _key(key: object) -> str:
     if not isinstance(key, str):
         raise BadRow(f"holds a key of type {type(key).__name__} where text was expected")
-    return _text(key, key)
+    return checked_text(key, key)
 
 
-def _listed(names: Iterable[object]) -> str:
+def listed(names: Iterable[object]) -> str:
     """Column names for a message, neither endlessly many nor endlessly long."""
     shown = [ascii(name[:40]) for name in itertools.islice(names, 11) if isinstance(name, str)]
     return ", ".join(shown[:10] + ["..."] * (len(shown) > 10)) or "nothing"
@@ -345,7 +358,7 @@ def _listed(names: Iterable[object]) -> str:
 # --- Readers: from a container to rows, each with its place. One per kind of file, all with the same face.
 
 
-def _lines_of_json(path: Path, tally: Tally) -> Rows:
+def _lines_of_json(path: Path, tally: Tally, *, needs: Needs) -> Rows:
     with _opened(path) as file:
         for number, line in _lines(path, file):
             if len(line) > ROW_BYTES:
@@ -389,7 +402,7 @@ def _no_number(literal: str) -> NoReturn:
 JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
-def _table(path: Path, tally: Tally, *, delimiter: str) -> Rows:
+def _table(path: Path, tally: Tally, *, needs: Needs, delimiter: str) -> Rows:
     kind = f"{delimiter!r}-separated text"
     csv.field_size_limit(ROW_BYTES)  # of the process, and 131,072 characters where nobody sets it
     with _opened(path) as file:
@@ -422,21 +435,21 @@ def _table(path: Path, tally: Tally, *, delimiter: str) -> Rows:
                 yield place, BadRow(f"is not {kind} ({_told(error)})")
                 continue
             if columns is None:
-                columns = _checked_columns(path, cells) if cells else None
+                columns = _checked_columns(path, cells, needs) if cells else None
             elif len(cells) == len(columns):
                 yield place, dict(zip(columns, cells, strict=True))
             elif cells:
                 yield place, BadRow(f"does not have {len(columns)} columns but {len(cells)}")
 
 
-def _parquet(path: Path, tally: Tally) -> Rows:
+def _parquet(path: Path, tally: Tally, *, needs: Needs) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
     with _reading(path, (pyarrow.ArrowException, UnicodeDecodeError)), path.open("rb") as file:
         # Without these two, a group of rows lies in memory as a whole: measured, 250 MB for one of 180 MB against 70.
         parquet = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-        _checked_columns(path, parquet.schema_arrow.names)
+        _checked_columns(path, parquet.schema_arrow.names, needs)
         numbers = itertools.count()
         for batch in parquet.iter_batches(BATCH_ROWS):
             for row in _values(batch):
@@ -508,7 +521,7 @@ def _once(rows: Iterable[tuple[int, Any]]) -> Reader:
     return read
 
 
-READERS: dict[str, Callable[[Path, Tally], Rows]] = {
+READERS: dict[str, Callable[..., Rows]] = {
     ".jsonl": _lines_of_json,
     ".ndjson": _lines_of_json,
     ".json": _lines_of_json,
@@ -520,21 +533,27 @@ READERS: dict[str, Callable[[Path, Tally], Rows]] = {
 
 def _reader_of(path: Path) -> Reader:
     """The reader for what lies at a path, by its kind alone."""
-    if path.is_dir():
-        return _folder_reader(path)
+    return _folder_reader(path) if path.is_dir() else reader_of_file(path)
+
+
+def reader_of_file(
+    path: Path, needs: Needs = DOCUMENT_NEEDS, kinds: Iterable[str] = (), or_a_folder_of: Iterable[str] = TEXTS
+) -> Reader:
+    """The reader of one file, of any kind or of some; `needs` are the columns that it must have if it is a table."""
     if not path.exists():
-        raise CorpusError(f"there is no {path}: expected a file or a folder of documents")
+        raise CorpusError(f"there is no {path}: expected a file or a folder")
     if not path.is_file():
         raise CorpusError(f"{path} is neither a file nor a folder: store what it delivers in a file, and give that")
-    compressed = path.suffix.lower() in COMPRESSIONS
-    kind = (path.with_suffix("") if compressed else path).suffix.lower()
-    if kind not in READERS or (compressed and kind == ".parquet"):
+    known = [kind for kind in READERS if kind in kinds or not kinds]
+    _, kind = name_and_kind(path)
+    if kind not in known:
         raise CorpusError(
-            f"{path} is of no kind that is known by its name: expected {', '.join(READERS)}, "
-            f"a text one also with {' or '.join(COMPRESSIONS)}, or a folder of {', '.join(TEXTS)}"
+            f"{path} is of no kind that is known by its name: expected {', '.join(known)}, "
+            f"a text one also with {' or '.join(COMPRESSIONS)}, or a folder of {', '.join(or_a_folder_of)}"
         )
-    path.open("rb").close()  # a missing permission is told now, not after a model has been loaded
-    return partial(READERS[kind], path)
+    with _reading(path):
+        path.open("rb").close()  # a missing permission is told now, not after a model has been loaded
+    return partial(READERS[kind], path, needs=needs)
 
 
 def _in_beir_folder(path: Path) -> Path:
@@ -546,7 +565,7 @@ def _in_beir_folder(path: Path) -> Path:
 def _folder_reader(folder: Path) -> Reader:
     if next(_text_files(folder, Tally()), None) is None:
         others = sorted(path.name for path in folder.iterdir() if set(path.suffixes) & set(READERS))
-        rather = f"; it has {_listed(others)}: give one of them" if others else ": give a folder that does"
+        rather = f"; it has {listed(others)}: give one of them" if others else ": give a folder that does"
         raise CorpusError(f"{folder} holds neither corpus.jsonl nor texts ({', '.join(TEXTS)}){rather}")
     return partial(_texts, folder)
 
@@ -612,10 +631,12 @@ def _foreign(content: bytes) -> str:
     return f"begins like {found[0]} where text in UTF-8 was expected" if found else ""
 
 
-def _checked_columns(path: Path, names: list[str]) -> list[str]:
-    """The columns of a table; without a text none of its rows is a document, so the table is refused as a whole."""
-    if "text" not in names and "title" not in names:
-        raise CorpusError(f"{path} has no column 'text' or 'title' (but {_listed(names)}): rename the one that fits")
+def _checked_columns(path: Path, names: list[str], needs: Needs) -> list[str]:
+    """The columns of a table; where one is missing that every row needs, the table is refused as a whole."""
+    for group in needs:
+        if not set(group) & set(names):
+            expected = " or ".join(map(ascii, group))
+            raise CorpusError(f"{path} has no column {expected} (but {listed(names)}): rename the one that fits")
     if (twice := _twice(names)) is not None:
         raise CorpusError(f"{path} has the column {twice!a} twice: rename one of them")
     return names

@@ -90,12 +90,17 @@ class Counts:
             (self.skipped, "row", "skipped"),
             (self.ignored_files, "file", "of another kind ignored"),
         ]
-        told = ", ".join(f"{_plural(count, noun)} {what}" for count, noun, what in remarks if count)
+        told = ", ".join(f"{plural(count, noun)} {what}" for count, noun, what in remarks if count)
         empty = f" ({self.empty:,} empty)" if self.empty else ""
-        return f"{_plural(self.documents, 'document')}{empty} from {_plural(self.rows, 'row')}{told and ': ' + told}"
+        return f"{plural(self.documents, 'document')}{empty} from {plural(self.rows, 'row')}{told and ': ' + told}"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """A count and its noun, as they are said.
+
+    >>> plural(1, "row"), plural(2000, "row")
+    ('1 row', '2,000 rows')
+    """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

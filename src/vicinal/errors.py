@@ -3,6 +3,7 @@
     VicinalError
     ├── InputError(ValueError)         fix the input: a file, a flag, an argument
     │   ├── CorpusError                documents that cannot be read as such
+    │   ├── PairsError                 training pairs that cannot be read as such
     │   ├── CollectionError            queries or judgments that cannot be read as such
     │   └── ModelError                 a model folder that is not one, or not one that we can run
     ├── MissingExtra(ImportError)      install an extra
@@ -29,6 +30,10 @@ class InputError(VicinalError, ValueError):
 
 class CorpusError(InputError):
     """A corpus that cannot be read: the message names the file and, where there is one, the line."""
+
+
+class PairsError(InputError):
+    """Training pairs that cannot be read: the message names the file and, where there is one, the line."""
 
 
 class CollectionError(InputError):

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..corpus import COMPRESSIONS, READERS, BadRow, Corpus, Tally, document_of
+from ..corpus import COMPRESSIONS, BadRow, Corpus, Tally, document_of, reader_of_file
 from ..errors import CollectionError, CorpusError
 from ..files import explain
 from .measures import MAX_GRADE
@@ -143,7 +143,7 @@ def _queries(path: Path) -> tuple[dict[str, str], int]:
     texts: dict[str, str] = {}
     rows = 0
     try:
-        for place, row in READERS[".jsonl"](path, Tally()):
+        for place, row in reader_of_file(path)(Tally()):
             rows += 1
             try:
                 query = document_of(row)
