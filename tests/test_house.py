@@ -34,6 +34,9 @@ ROOMS = (
     "evaluation",
     "losses",
     "batches",
+    "chunked",
+    "train",
+    "recipes",
     "screen",
     "cli",
 )

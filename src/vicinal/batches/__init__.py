@@ -9,5 +9,6 @@ documents are hard negatives for one another's queries ("Contextual Document Emb
     plan.py        all of that in one file, for pairs of one fingerprint
     sample.py      batches -> the step-by-step schedule that a training run follows, and a rank's slice of each
     filter.py      a batch and a teacher -> which documents may count as negatives
+    teacher.py     a batch -> scores that depend on its corpus, to be learnt from
     show.py        a look at a batch, and how hard batches are
 """
