@@ -41,6 +41,11 @@ CONTRACT = {
     "export": {"-o", "--json", "--quiet"},
     "check-data": {"--against", "--leave-out", "--skip-bad-rows", "--json", "--quiet"},
     "models": {"--json"},
+    "batches show": {"--batch", "--size", "--order", "--seed", "--epoch", "--model", "--engine", "--plot"}
+    | {"--json", "--quiet"},
+    "train": {"-o", "--recipe", "--model", "--set", "--steps", "--seed", "--collection", "--leave-out", "--resume"}
+    | {"--skip-bad-rows", "--json", "--quiet"},
+    "selfcheck": {"--recipe", "--set", "--json"},
 }
 ROWS: list[dict[str, Any]] = [
     {"id": "cats", "title": "On cats", "text": "Cats purr when they are content.", "year": 1987},
@@ -116,12 +121,16 @@ PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="ut
 
 
 def flags_of(verb: str) -> set[str]:
-    command = typer.main.get_command(cli.app).commands[verb]  # type: ignore[attr-defined]
+    command: Any = typer.main.get_command(cli.app)
+    for word in verb.split():
+        command = command.commands[word]
     return {flag for p in command.params if p.param_type_name == "option" for flag in p.opts + p.secondary_opts}
 
 
 def test_the_verbs_are_those_of_the_contract() -> None:
-    assert set(typer.main.get_command(cli.app).commands) == set(CONTRACT)  # type: ignore[attr-defined]
+    verbs = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    groups = {name: verbs.pop(name).commands for name in [*verbs] if hasattr(verbs[name], "commands")}
+    assert {*verbs, *(f"{group} {name}" for group, names in groups.items() for name in names)} == set(CONTRACT)
 
 
 @pytest.mark.parametrize("verb", CONTRACT)
@@ -131,7 +140,7 @@ def test_the_flags_of_a_verb_are_those_of_the_contract(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", CONTRACT)
 def test_the_help_of_a_verb_names_every_flag_and_gives_an_example(verb: str) -> None:
-    told = run_well(verb, "--help").stdout
+    told = run_well(*verb.split(), "--help").stdout
     assert not [flag for flag in CONTRACT[verb] if not re.search(rf"^ +{flag}\b", told, re.MULTILINE)]
     assert f"Example:  vicinal {verb}" in told
 
@@ -145,14 +154,14 @@ def test_the_page_has_a_section_for_each_verb_with_every_flag_and_an_example(ver
 
 
 def test_the_page_names_no_verb_and_no_flag_that_is_not_there() -> None:
-    assert set(re.findall(r"^## ([\w-]+)$", PAGE, re.MULTILINE)) == set(CONTRACT)
+    assert set(re.findall(r"^## ([\w -]+)$", PAGE, re.MULTILINE)) == set(CONTRACT)
     assert set(re.findall(r"(?<![\w-])--\w[\w-]*", PAGE)) <= set().union(*CONTRACT.values(), {"--help", "--version"})
 
 
 def test_the_help_names_every_verb_in_a_whole_sentence() -> None:
     told = run_well("--help").stdout
     for verb in CONTRACT:
-        assert re.search(rf"^  {verb} +[A-Z].*[^.]\.$", told, re.MULTILINE), verb
+        assert re.search(rf"^  {verb.split()[0]} +[A-Z].*[^.]\.$", told, re.MULTILINE), verb
 
 
 def test_the_modes_that_the_help_names_are_those_of_the_library() -> None:
@@ -710,6 +719,62 @@ def test_models_lists_the_default_and_every_shipped_one() -> None:
     assert {model["name"] for model in told["models"]} >= {told["default"], "tiny"}
     assert all(set(model) == {"name", "license", "bytes", "about"} for model in told["models"])
     assert cli.DEFAULT_MODEL in run_well("models").stdout
+
+
+# --- training
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pairs and a model that was trained on them for three steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [{"query": f"what is clause {n}", "document": f"Clause {n} says {n * n}."} for n in range(40)]
+    write_jsonl(folder / "pairs.jsonl", [*rows, {"query": "q", "document": "d", "domain": "dnd_srd"}])
+    told = run_well("train", folder / "pairs.jsonl", "-o", folder / "model", *SHORT)
+    assert "left out" in told.stdout and "loss " in told.stdout
+    assert f"next: vicinal evaluate COLLECTION --model {folder / 'model'}" in told.stdout
+    return folder
+
+
+SHORT = ("--recipe", "tiny_cpu", "--steps", "3", "--set", "meeting.pairs=8", "--set", "shown=4")
+
+
+def test_a_trained_model_serves_every_verb(trained: Path, collection: Path, tmp_path: Path) -> None:
+    model = ("--model", trained / "model", "--precision", "fp32")
+    run_well("index", collection, "-o", tmp_path / "i.vicinal", *model)
+    assert "attention" in run_well("info", tmp_path / "i.vicinal").stdout
+    assert json.loads(run_well("search", tmp_path / "i.vicinal", "do cats purr", "--json", "-").stdout)["hits"]
+    result = json.loads(run_well("evaluate", collection, "--mode", "dense", *model, "--json", "-").stdout)
+    assert 0 <= result["measures"]["nDCG@10"] <= 1
+
+
+def test_train_refuses_what_it_cannot_do_and_resumes_what_it_can(trained: Path, tmp_path: Path) -> None:
+    words = ("train", trained / "pairs.jsonl", "-o", trained / "model", *SHORT)
+    assert "go on with --resume" in refusal(*words)
+    told = json.loads(run_well(*words, "--resume", "--json", "-").stdout)
+    assert told["steps"] == 3 and told["run"]["meeting"]["pairs"] == 8 and told["pairs"]["rows"] == 40
+    assert "did you mean 'learning_rate'" in refusal(*words[:3], tmp_path / "m", "--set", "learning_rat=1")
+    assert "expected field=value" in refusal(*words[:3], tmp_path / "m", "--set", "learning_rate")
+    assert "did you mean 'tiny_cpu'" in refusal(*words[:3], tmp_path / "m", "--recipe", "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_show_a_batch_and_plot_how_hard_they_are(trained: Path, tmp_path: Path) -> None:
+    words = ("batches", "show", trained / "pairs.jsonl", "--size", 8, "--engine", "torch")
+    told = run_well(*words, "--batch", 2, "--plot", tmp_path / "hard.png").stdout
+    assert told.startswith("batch 2 of 5: 8 pairs of pairs\n") and told.count("Clause ") == 8
+    assert (tmp_path / "hard.png").read_bytes().startswith(b"\x89PNG")
+    seen = json.loads(run_well(*words, "--json", "-").stdout)
+    assert seen["batch"] == 0 and len(seen["pairs"]) == 8
+    assert "an epoch has 5 batches" in refusal(*words, "--batch", 5)
+
+
+def test_selfcheck_shows_what_it_found_and_fails_where_gradients_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = json.loads(run_well("selfcheck", "--set", "attention=two-way", "--json", "-").stdout)
+    assert result["held"] and result["encoder"]["attention"] == "two-way"
+    monkeypatch.setattr("vicinal.chunked.Chunks.replay", lambda self, gradient: None)
+    failed = run("selfcheck")
+    assert failed.exit_code == 2 and "do not train with this configuration" in failed.stderr
 
 
 # --- check-data

@@ -1,6 +1,7 @@
 """The command line: each verb parses, calls one function of the library, and prints what came back.
 
-    index  encode  search  evaluate  compare  info  verify  export  check-data  models
+    index  encode  search  evaluate  compare  info  verify  export  models
+    check-data  batches show  train  selfcheck
 
 What is heavy is imported inside a verb, so that help and refusals are there at once. How a verb may end is decided in
 one place, `ended`: 0; 2 for a mistake of the user or damaged data, with one sentence on standard error; 130 after
@@ -20,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, ParamSpec
@@ -29,7 +30,7 @@ import typer
 
 from . import __version__, files
 from .errors import InputError, InternalError, VicinalError
-from .screen import complain, duration, progress_on_stderr, say, say_beginning, table
+from .screen import LINE_SECONDS, complain, duration, progress_on_stderr, say, say_beginning, table
 
 DEFAULT_MODEL = "granite-embedding-30m-english"
 STDOUT = Path("-")  # as --json takes it
@@ -118,7 +119,7 @@ def _let_go_of_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def verb(function: Callable[Given, None]) -> Callable[Given, None]:
+def verb(function: Callable[Given, None], under: typer.Typer = app, name: str | None = None) -> Callable[Given, None]:
     """Make a function a verb of the command line."""
 
     @wraps(function)
@@ -127,7 +128,7 @@ def verb(function: Callable[Given, None]) -> Callable[Given, None]:
             _check_outputs(kwargs)
             function(*args, **kwargs)
 
-    return app.command()(run)
+    return under.command(name)(run)
 
 
 def _version(asked: bool) -> None:
@@ -155,7 +156,7 @@ def _vicinal(
 
 def _check_outputs(given: Mapping[str, Any]) -> None:
     """Refuse to write over what is read, over another output, or into an index, where nothing is ever written."""
-    outputs = {name: given[name] for name in ("target", "json") if given.get(name) not in (None, STDOUT)}
+    outputs = {name: given[name] for name in ("target", "json", "plot") if given.get(name) not in (None, STDOUT)}
     texts = [text for text in _each(given.get("context")) if text not in ("own", "null")]
     inputs = [value for name, part in given.items() if name not in outputs for value in _each(part)]
     read = [path for path in inputs if isinstance(path, Path) and path != STDOUT] + [Path(text) for text in texts]
@@ -184,6 +185,17 @@ def _file_to_write(path: Path | None) -> Path | None:
     return path
 
 
+Pairs = Annotated[
+    Path, typer.Argument(metavar="PAIRS", help="Training pairs: .jsonl, .parquet, or a folder of such files.")
+]
+Recipe = Annotated[
+    str,
+    typer.Option("--recipe", metavar="NAME", help="tiny_cpu, small_gpu, paper_small, paper_large (docs/training.md)."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated."),
+]
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index: the folder that `index` wrote.")]
 Model = Annotated[
     str,
@@ -654,9 +666,7 @@ def export(
 
 @verb
 def check_data(
-    source: Annotated[
-        Path, typer.Argument(metavar="PAIRS", help="Training pairs: .jsonl, .parquet, or a folder of such files.")
-    ],
+    source: Pairs,
     against: Annotated[
         list[Path] | None,
         typer.Option(
@@ -701,6 +711,184 @@ def check_data(
     say()
     for sentence in findings(report):
         say(sentence)
+
+
+batches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(batches, name="batches", help="Look at which pairs meet in a batch.")
+
+
+@partial(verb, under=batches, name="show")
+def batches_show(
+    source: Pairs,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Which one of the epoch, from 0.")] = 0,
+    size: Annotated[int, typer.Option("--size", metavar="N", help="Pairs in a batch.")] = 512,
+    order: Annotated[str, typer.Option("--order", metavar="random|tour", help="How clusters are merged.")] = "tour",
+    seed: Seed = 0,
+    epoch: Annotated[int, typer.Option("--epoch", metavar="N", help="From 0; every epoch has other batches.")] = 0,
+    model: Annotated[
+        str, typer.Option("--model", metavar="tfidf|bm25|M", help="What tells who is near: words, or a model.")
+    ] = "tfidf",
+    engine: Annotated[str, typer.Option("--engine", metavar="faiss|torch", help="What clusters.")] = "faiss",
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.png", callback=_file_to_write, help="How hard batches are, beside random ones."
+        ),
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show the texts of one training batch, the clusters that it was made of, and how hard it is.
+
+    Example:  vicinal batches show pairs --batch 3 --size 64 --plot difficulty.png
+    """
+    from .batches.cluster import KMeans
+    from .batches.show import show
+    from .batches.surrogate import surrogate_of
+    from .encoder import load
+    from .pairs import Pairs
+
+    seen = show(
+        Pairs.read(source, progress=progress_on_stderr(quiet)),
+        surrogate_of(model, load),
+        batch=batch,
+        size=size,
+        order=order,
+        seed=seed,
+        epoch=epoch,
+        kmeans=KMeans(seed=seed, engine=engine),
+        plot=plot,
+        progress=progress_on_stderr(quiet),
+    )
+    if not _report(seen.record(), json) or quiet:
+        return
+    say((f"batch {seen.batch} of {seen.batches}", "bold"), f": {len(seen.rows)} pairs of {seen.domain}")
+    say(f"from clusters {', '.join(f'{number} ({count})' for number, count in seen.clusters.items())}")
+    say(f"a query's similarity to other documents: mean {seen.mean:.3f}, highest {seen.highest:.3f}")
+    for query, document in zip(seen.queries, seen.documents, strict=True):
+        say()
+        say_beginning(query, indent=2)
+        say_beginning(document, indent=5)
+
+
+@verb
+def train(
+    source: Pairs,
+    target: Annotated[Path, typer.Option("-o", metavar="MODEL", help="The folder to write.")],
+    recipe: Recipe = "small_gpu",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", show_default="the recipe's", help="What to start from.")
+    ] = None,
+    settings: Settings = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", show_default="the recipe's", help="How long.")
+    ] = None,
+    seed: Seed = 0,
+    collection: Annotated[
+        list[Path] | None,
+        typer.Option("--collection", metavar="COLLECTION", help="What the best step is chosen by; may be repeated."),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave-out", metavar="DOMAIN", help="A domain that is not trained on, beside ten; may be repeated."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    skip_bad_rows: SkipBadRows = False,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model on pairs.
+
+    Ten domains that are kept for choosing are left out by name (docs/pairs.md). Under torchrun all processes share each
+    batch. What was stopped goes on with --resume, to the same weights.
+
+    Example:  vicinal train pairs -o model --recipe tiny_cpu --set learning_rate=1e-3
+    """
+    from . import train as training
+    from .evaluation import Collection
+    from .losses.gather import world
+    from .pairs import KEPT_FOR_CHOOSING, Pairs
+    from .recipes import recipe as recipe_of
+
+    given = dict(_setting(text) for text in settings or [])
+    given |= {"seed": str(seed)} | ({"steps": str(steps)} if steps is not None else {})
+    run = recipe_of(recipe).changed(given | ({"model": model} if model else {}))
+    collections = [Collection.read(path) for path in collection or []]
+    with training.joined():
+        quiet = quiet or world()[1] > 0
+        progress = progress_on_stderr(quiet)
+        left_out = [*KEPT_FOR_CHOOSING, *(leave_out or [])]
+        pairs = Pairs.read(source, leave_out=left_out, skip_bad_rows=skip_bad_rows, progress=progress)
+        result = training.train(
+            pairs,
+            target,
+            run,
+            collections=collections,
+            resume=resume,
+            progress=progress,
+            tell=(lambda record: None) if quiet else _tell_of_steps(run.steps),
+        )
+    if not _report(result, json) or quiet:
+        return
+    say((str(source), "bold"), f": {pairs.counts}")
+    loss = result["loss"]
+    took = duration(result["seconds"])
+    say((str(target), "bold"), f": {result['steps']:,} steps, {result['tokens']:,} tokens, {took}")
+    say(f"loss {loss['first']:.4f} -> {loss['last']:.4f}")
+    if result["best"]:
+        names, best = ", ".join(each.name for each in collections), result["best"]
+        say(f"best by {names}: step {best['step']:,}, nDCG@10 x 100 {100 * best['own']:.1f} in own context")
+    say(f"next: vicinal evaluate COLLECTION --model {shlex.quote(str(target))}")
+
+
+@verb
+def selfcheck(
+    recipe: Recipe = "tiny_cpu",
+    settings: Settings = None,
+    json: Json = None,
+) -> None:
+    """Check that gradients by chunks are those of the graph kept.
+
+    On random texts, with the recipe's own model, loss and dropouts. Exit code 2 says that they differ.
+
+    Example:  vicinal selfcheck --recipe small_gpu --set attention=two-way
+    """
+    from .recipes import recipe as recipe_of
+    from .train.selfcheck import selfcheck as checked
+
+    result = checked(recipe_of(recipe).changed(dict(_setting(text) for text in settings or [])))
+    if _report(result, json):
+        rows = [[n, f"{g['difference']:.1e}", f"{g['limit']:.0e}"] for n, g in result["gradients"].items()]
+        table(["gradients", "difference", "allowed"], rows)
+    if not result["held"]:
+        complain("error: gradients by chunks differ from those of the graph kept: do not train with this configuration")
+        raise typer.Exit(2)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text} was given: expected field=value, such as learning_rate=1e-4")
+    return name, value
+
+
+def _tell_of_steps(steps: int) -> Callable[[Mapping[str, Any]], None]:
+    """A line about the loss now and then, and one whenever retrieval was measured."""
+    said = time.monotonic()
+
+    def tell(record: Mapping[str, Any]) -> None:
+        nonlocal said
+        retrieval = (record.get("retrieval") or {}).get("mean", {})
+        if not retrieval and time.monotonic() - said < LINE_SECONDS:
+            return
+        said = time.monotonic()
+        reached = "".join(f", {kind} {100 * value:.1f}" for kind, value in retrieval.items())
+        pace = f"{record['tokens_per_second']:,} tokens/s"
+        complain(f"step {record['step']:,} of {steps:,}: loss {record['loss']:.4f}, {pace}{reached}")
+
+    return tell
 
 
 @verb

@@ -77,11 +77,18 @@ def show(
     epoch: int = 0,
     kmeans: KMeans | None = None,
     folder: Path | None = None,
+    plot: Path | None = None,
     progress: Progress = silent,
 ) -> Look:
-    """What the batch of this number holds, in the order that `EveryPairOnce(seed)` meets them in that epoch."""
+    """What the batch of this number holds, in the order that `EveryPairOnce(seed)` meets them in that epoch.
+
+    `plot` gets a histogram of how hard the epoch's batches are, beside random ones of the same domains.
+    """
     vectors = Vectors.of(pairs, surrogate, folder, progress)
     plan = Plan.of(pairs, vectors, size=size, order=order, kmeans=kmeans or KMeans(seed=seed), progress=progress)
+    if plot is not None:
+        both = {"clustered": plan, "random": Plan.of(pairs, None, size=size, order="random")}
+        histogram(plot, {name: difficulty(each, vectors, seed, epoch) for name, each in both.items()})
     return look(plan, pairs, vectors, batch=batch, seed=seed, epoch=epoch)
 
 

@@ -26,7 +26,7 @@ class OneDnnLinear(torch.nn.Linear):
     """A linear layer that has no gradient, and is a plain one wherever a gradient is wanted, or oneDNN has no say."""
 
     def forward(self, input: Tensor) -> Tensor:
-        plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        plain = self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
         if plain or input.device.type != "cpu" or input.dtype == torch.float64:
             return super().forward(input)
         return _product(input, self.weight, self.bias)

@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +70,7 @@ def train(
     """Train a model into the folder `target`, and return what was reached.
 
     `collections` are those that the best checkpoint is chosen by; `tell` hears of every step. A run that was killed
-    goes on with `resume`, to the same weights.
+    goes on with `resume`, to the same weights; one that is interrupted loses no step that it had done.
     """
     stands = _checked(target, run, pairs, resume)
     target.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,14 @@ def train(
     loss_of, autocast = loss_by(run.aim), _autocast(run)
     feed = Feed(pairs, plan, run, start, vectors).batches(first * batches)
 
+    def save_state(step: int) -> None:
+        if world()[1] == 0:
+            state = {"run": run.to_dict(), "pairs": pairs.fingerprint, "seen": seen}
+            checkpoint.save(target / "checkpoints", step, model, optimiser, averaged, state)
+
+    done = first
     with ExitStack() as stack:
+        stack.push(lambda kind, *_: save_state(done) if kind and issubclass(kind, KeyboardInterrupt) else None)
         advance = stack.enter_context(progress("training", run.steps - first))
         metrics = stack.enter_context((target / METRICS).open("a", encoding="utf-8")) if world()[1] == 0 else None
         board = stack.enter_context(_board(target, run)) if world()[1] == 0 else None
@@ -127,14 +137,16 @@ def train(
                 )
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            optimiser.step()
+            with uninterrupted():
+                optimiser.step()
+                for name, average in averaged.items():
+                    average.lerp_(weights[name].detach(), 1 - run.optimiser.averaging)
+                took = time.perf_counter() - began
+                seen["tokens"], seen["seconds"] = seen["tokens"] + tokens, seen["seconds"] + took
+                done = step + 1
             optimiser.zero_grad()
-            for name, average in averaged.items():
-                average.lerp_(weights[name].detach(), 1 - run.optimiser.averaging)
             advance(1)
 
-            took = time.perf_counter() - began
-            seen["tokens"], seen["seconds"] = seen["tokens"] + tokens, seen["seconds"] + took
             record: dict[str, Any] = {
                 "step": step + 1,
                 "epoch": ready.step.epoch,
@@ -153,10 +165,45 @@ def train(
             if board is not None:
                 _write_board(board, record)
             tell(record)
-            if world()[1] == 0 and ((step + 1) % run.save_every == 0 or is_last):
-                state = {"run": run.to_dict(), "pairs": pairs.fingerprint, "seen": seen}
-                checkpoint.save(target / "checkpoints", step + 1, model, optimiser, averaged, state)
+            if (step + 1) % run.save_every == 0 or is_last:
+                save_state(step + 1)
     return _finished(model, averaged, pairs, plan, target, run, seen)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C, or SIGTERM, wait until what is inside has been done as a whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[tuple[int, Any]] = []
+    held = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    for kind in held:
+        signal.signal(kind, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        for kind, handler in held.items():
+            signal.signal(kind, handler)
+        for number, frame in waiting[:1]:
+            handler = held[signal.Signals(number)]
+            if callable(handler):
+                handler(number, frame)
+            elif handler is signal.SIG_DFL:
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Meet the other processes that torchrun has started, where it has: RANK and WORLD_SIZE say so."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def objective(
