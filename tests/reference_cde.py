@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from vicinal.encoder import published
-from vicinal.encoder.contextual import TwoStage
+from vicinal.encoder.contextual import ROTARY, TwoStage
 
 NOT_COMPARED = ("short_context",)  # recorded as information: the published code runs on with lost positions
 NOISE = 1e-6
@@ -79,11 +79,20 @@ def outputs(
             found["reordered_text"] = model(reordered, torch.ones_like(reordered), prefix)
         if "pad_extended" in wanted:
             more = about["backbone_config"].get("pad_token_id") or 0
-            found["pad_extended"] = model(pad(ids, (0, 5), value=more), pad(mask, (0, 5)), prefix)
+            width = min(5, room(model, ids))
+            found["pad_extended"] = model(pad(ids, (0, width), value=more), pad(mask, (0, width)), prefix)
         if "extra_context" in wanted:
             surplus = model.prepare(torch.cat([vectors, vectors.flip(0)]), surplus="drop")
             found["extra_context"] = model(ids, mask, surplus)
     return found
+
+
+def room(model: TwoStage, ids: Tensor) -> int:
+    """How much longer a text may be: absolute positions are for context, soft prompt and text together."""
+    if model.second.config.model_type in ROTARY:
+        return 5
+    used = (model.config.slots or 0) + model.config.soft_tokens + ids.shape[1]
+    return int(model.second.config.max_position_embeddings) - used
 
 
 def difference(ours: Tensor, recorded: Tensor, name: str, given: Mapping[str, Tensor], model: TwoStage) -> float:

@@ -673,7 +673,8 @@ def test_info_json_is_the_contract_s(built: Path) -> None:
     told = json.loads(run_well("info", built, "--json", "-").stdout)
     assert {"documents", "passages", "dim", "model", "context", "segments", "bytes", "format"} <= set(told)
     assert (told["documents"], told["passages"], told["dim"]) == (4, 3, 64)
-    assert set(told["context"]) == {"fingerprint", "documents", "size", "choice", "seed", "effect"}
+    assert set(told["context"]) == {"fingerprint", "documents", "size", "choice", "seed", "effect", "made"}
+    assert set(told["context"]["made"]) == {"precision", "device", "vicinal", "torch"}
     assert set(told["context"]["effect"]) == {"documents", "cosine", "top10"}
     assert [segment["context"] for segment in told["segments"]] == [told["context"]]
     assert told["model"]["name"] == "tiny"

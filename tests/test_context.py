@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from vicinal.context import CHOICES, POOL, Context, Request, choose, draw, source_of
 from vicinal.corpus import Corpus
@@ -102,7 +104,10 @@ def test_no_more_than_a_pool_is_embedded_however_large_the_corpus() -> None:
 
     corpus = [Document(str(n), text=f"text {n}") for n in range(POOL + 500)]
     Context.of(corpus, counting, encoder="e", size=4, choice="density")
-    assert asked == [POOL, 4]
+    assert asked == [POOL], "what was chosen is not embedded again"
+    asked.clear()
+    large = Context.of(corpus, counting, encoder="e", size=POOL, choice="coverage")
+    assert asked == [len(corpus)] and large.ids != Context.of(corpus, embed, encoder="e", size=POOL).ids
 
 
 def test_the_fingerprint_tells_everything_apart_that_went_in() -> None:
@@ -150,7 +155,25 @@ def test_whatever_byte_of_a_saved_context_is_changed_it_is_refused_or_the_same(t
         except InputError as error:
             assert "\n" not in str(error)
         else:  # a byte of white space in the header, say
-            assert loaded.fingerprint != made.fingerprint or torch.equal(loaded.vectors, made.vectors)
+            assert loaded.fingerprint == made.fingerprint and torch.equal(loaded.vectors, made.vectors)
+
+
+@pytest.mark.parametrize("change", [('"seed": 0', '"seed": 7'), ('"size": 4', '"size": 9'), ("bf16", "fp32")])
+def test_a_saved_context_that_was_edited_is_refused(tmp_path: Path, change: tuple[str, str]) -> None:
+    Context.of(CORPUS, embed, encoder="an encoder", size=4, made={"precision": "bf16"}).save(tmp_path / "c.safetensors")
+    with safe_open(tmp_path / "c.safetensors", framework="pt") as opened:
+        record, vectors = opened.metadata()["context"], opened.get_tensor("vectors")
+    assert change[0] in record
+    save_file({"vectors": vectors}, tmp_path / "c.safetensors", {"context": record.replace(*change)})
+    with pytest.raises(InputError, match="not as it was saved"):
+        Context.load(tmp_path / "c.safetensors")
+
+
+def test_a_saved_context_whose_vectors_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    made = context(size=4)
+    dataclasses.replace(made, vectors=made.vectors * torch.nan).save(tmp_path / "c.safetensors")
+    with pytest.raises(InputError, match="not as it was saved"):
+        Context.load(tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\xff" * 100])

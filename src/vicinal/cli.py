@@ -962,7 +962,7 @@ def _model(settings: Mapping[str, Any]) -> str:
 def _context(context: Mapping[str, Any] | None) -> str:
     if context is None:
         return "context   null"
-    return f"context   {_documents(context)}; against null: {_effect(context['effect'])}"
+    return f"context   {_documents(context)}; against null: {_effect(context['effect'], is_own=True)}"
 
 
 def _documents(context: Mapping[str, Any]) -> str:
@@ -971,14 +971,15 @@ def _documents(context: Mapping[str, Any]) -> str:
     return f"{count:,} document{'' if count == 1 else 's'}{fewer}, {context['choice']}, seed {context['seed']}"
 
 
-def _effect(effect: Mapping[str, Any] | None) -> str:
+def _effect(effect: Mapping[str, Any] | None, *, is_own: bool = False) -> str:
     from .encoder.effect import INERT, depth_of
 
     if effect is None:
         return "the model has none to compare with"
     best = depth_of(effect["documents"])
     told = f"cosine {effect['cosine']:.3f}, {100 * effect['top10']:.0f} % of the best {best} stay"
-    return told + (" (WARNING: that is noise, so this context is inert)" if effect["top10"] >= INERT else "")
+    is_inert = is_own and effect["top10"] >= INERT
+    return told + (" (WARNING: that is noise, so this context is inert)" if is_inert else "")
 
 
 def _size(count: int) -> str:

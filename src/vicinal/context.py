@@ -19,8 +19,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class Context:
     texts: str  # the hash of the chosen documents' ids and texts
     vectors: Tensor  # (documents, dim), raw, 32 bit; (documents, 0) where an encoder attends to `stage` instead
     stage: Tensor | None = None  # stage one's vectors, (documents, vectors of each, dim), for an encoder that attends
+    max_tokens: int | None = None  # of a document that were read
+    made: Mapping[str, str] = field(default_factory=dict)  # by what: precision, device, version; not what went in
 
     @classmethod
     def of(
@@ -89,6 +91,8 @@ class Context:
         seed: int = 0,
         stage: Embed | None = None,
         within: Callable[[Tensor], Embed] | None = None,
+        max_tokens: int | None = None,
+        made: Mapping[str, str] | None = None,
     ) -> Context:
         """Choose documents of a corpus, and embed them; a corpus of fewer gives all that it has.
 
@@ -96,23 +100,30 @@ class Context:
         raw vectors only once it is behind them: `within` then takes the place of `embed`.
         """
         request = Request(size, choice, seed)
-        drawn = draw(corpus, size if choice == "random" else max(POOL, size), seed)
+        drawn = draw(corpus, size if choice == "random" else max(POOL, 2 * size), seed)
+        vector_of: dict[str, Tensor] = {}
         if choice != "random" and len(drawn) > size:
             texts = [document.content for document in drawn]
             known = embed(texts) if embed else stage(texts).mean(dim=1) if stage else None
             if known is None:
                 raise InputError(f"documents cannot be chosen by {choice} without vectors: give embed, or stage")
-            chosen = choose(unit(known), size, choice, seed)
+            chosen = choose(unit(known), size, choice)
             drawn = [drawn[i] for i in chosen]
+            vector_of = {document.id: known[i] for document, i in zip(drawn, chosen, strict=True) if embed}
         drawn.sort(key=lambda document: document.id)  # a set: in which order it was found must not be seen in any sum
         contents = [document.content for document in drawn]
         shown = stage(contents).float() if drawn and stage else None
         embed = within(shown) if within and shown is not None else embed
-        vectors = embed(contents).float() if drawn and embed else torch.zeros(len(drawn), 0)
+        vectors = torch.zeros(len(drawn), 0)
+        if vector_of:
+            vectors = torch.stack([vector_of[document.id] for document in drawn]).float()
+        elif drawn and embed:
+            vectors = embed(contents).float()
         digest = hashlib.sha256()
         for document in drawn:
             digest.update(f"{len(document.id)} {len(document.content)} {document.id}{document.content}\n".encode())
-        return cls(encoder, request, tuple(document.id for document in drawn), digest.hexdigest(), vectors, shown)
+        ids = tuple(document.id for document in drawn)
+        return cls(encoder, request, ids, digest.hexdigest(), vectors, shown, max_tokens, made or {})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -130,12 +141,14 @@ class Context:
 
     def describe(self) -> dict[str, Any]:
         """What indexes and results keep of a context, as JSON."""
-        return {"fingerprint": self.fingerprint, "documents": len(self), **asdict(self.request)}
+        told = {"fingerprint": self.fingerprint, "documents": len(self), **asdict(self.request)}
+        return told | ({"made": dict(self.made)} if self.made else {})
 
     def save(self, path: str | Path) -> None:
         """Write the context as one .safetensors file."""
         tensors = {name: tensor.contiguous() for name, tensor in self._tensors().items()}
-        record = self._record() | {name: _hash(tensor) for name, tensor in tensors.items()}
+        record = self._record() | {name: _hash(tensor) for name, tensor in tensors.items()} | {"made": dict(self.made)}
+        record["sha256"] = files.fingerprint_of(record)
         # Under one key: safetensors writes several in an order of its own, another each time.
         data = save(tensors, metadata={"context": files.canonical_json(record)})
         with files.writing(Path(path)) as partial:
@@ -149,11 +162,22 @@ class Context:
                 metadata, vectors = opened.metadata() or {}, opened.get_tensor("vectors")
                 stage = opened.get_tensor("stage") if "stage" in opened.keys() else None  # noqa: SIM118
             record = json.loads(metadata["context"])
+            intact = record.pop("sha256") == files.fingerprint_of(record)
             request = Request(**record["request"])
-            context = cls(record["encoder"], request, tuple(record["ids"]), record["texts"], vectors, stage)
-            intact = all(record.get(name) == _hash(tensor) for name, tensor in context._tensors().items())
+            context = cls(
+                record["encoder"],
+                request,
+                tuple(record["ids"]),
+                record["texts"],
+                vectors,
+                stage,
+                record["max_tokens"],
+                record["made"],
+            )
+            intact &= all(record.get(name) == _hash(tensor) for name, tensor in context._tensors().items())
             intact &= (len(vectors), vectors.ndim) == (len(context), 2) and (stage is None) == ("stage" not in record)
             intact &= stage is None or (len(stage), stage.ndim) == (len(context), 3)
+            intact &= all(bool(tensor.isfinite().all()) for tensor in context._tensors().values())
         except FileNotFoundError:
             raise InputError(f"there is no file {path}: expected a context that was saved, or a corpus") from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -177,6 +201,7 @@ class Context:
             "request": asdict(self.request),
             "ids": list(self.ids),
             "texts": self.texts,
+            "max_tokens": self.max_tokens,
         }
 
 
@@ -205,17 +230,17 @@ def draw(corpus: Iterable[Document], size: int, seed: int = 0) -> list[Document]
     return [document for _, _, document in heapq.nsmallest(size, line(), key=lambda entry: entry[:2])]
 
 
-def choose(vectors: Tensor, size: int, choice: str, seed: int = 0) -> list[int]:
+def choose(vectors: Tensor, size: int, choice: str) -> list[int]:
     """Choose `size` of the rows of unit vectors: medoids, coverage or density.
 
     >>> rows = unit(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.05], [0.0, 1.0]]))
     >>> choose(rows, 2, "coverage"), choose(rows, 2, "density"), sorted(choose(rows, 2, "medoids"))
     ([1, 3], [1, 2], [2, 3])
     """
-    return {"medoids": medoids, "coverage": coverage, "density": density}[choice](vectors, size, seed)
+    return {"medoids": medoids, "coverage": coverage, "density": density}[choice](vectors, size)
 
 
-def medoids(vectors: Tensor, size: int, seed: int = 0, steps: int = 20) -> list[int]:
+def medoids(vectors: Tensor, size: int, steps: int = 20) -> list[int]:
     """The row nearest to each centre of spherical k-means.
 
     Better than random with 16 or 32 documents, and no better from 64 on (measured, docs/log.md, "Ways of choosing").
@@ -236,7 +261,7 @@ def medoids(vectors: Tensor, size: int, seed: int = 0, steps: int = 20) -> list[
     return chosen
 
 
-def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
+def coverage(vectors: Tensor, size: int) -> list[int]:
     """Greedy facility location: each next row adds most to the sum of all rows' best similarities to a chosen one.
 
     Better than random with 16 or 32 documents, and no better from 64 on (measured, docs/log.md, "Ways of choosing").
@@ -252,7 +277,7 @@ def coverage(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
     return chosen
 
 
-def density(vectors: Tensor, size: int, seed: int = 0) -> list[int]:
+def density(vectors: Tensor, size: int) -> list[int]:
     """Herding: each next row brings the mean of the chosen nearest to that of all, so that dense regions get more.
 
     No better than random at any size, as far as measured (docs/log.md, "Ways of choosing").

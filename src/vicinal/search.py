@@ -445,7 +445,10 @@ class Index:
         reader = self._reader(self.segments[0])
         assert reader is not None and reader.bound is not None
         asked = reader.bound.request
-        other = reader.with_context(reader.context(corpus, asked.size, asked.choice, asked.seed, progress))
+        made = reader.context(corpus, asked.size, asked.choice, asked.seed, progress)
+        if not len(made):
+            raise InputError(f"{corpus.name} has no document with a text, so no context can be chosen from it")
+        other = reader.with_context(made)
         return effect(reader, other, documents=self.segments[0].documents, progress=progress)
 
     @property
@@ -503,6 +506,11 @@ class Index:
                 f"{self.path} holds vectors of {model or 'another model'}, this encoder is {encoder.name} "
                 f"({encoder.fingerprint[:12]}): its vectors cannot be compared; give the model that the index was "
                 "built with, or rebuild the index"
+            )
+        if known.get("lane", encoder.settings.get("lane")) != encoder.settings.get("lane"):
+            raise IndexRefused(
+                f"{self.path} was built with a lane of the constants {known['lane']}, this one has "
+                f"{encoder.settings.get('lane')}: rebuild the index"
             )
         if known["max_query_tokens"] != encoder.max_query_tokens:
             raise IndexRefused(

@@ -64,8 +64,9 @@ def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     """(heads, tokens, width) each -> (tokens, dim); `hidden` (tokens, tokens) is who is not seen."""
     scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(hidden, -math.inf)
-    scores = scores.masked_fill(hidden.all(dim=1, keepdim=True), 0.0)  # who sees nobody sees all alike
+    # Who sees nobody sees all alike: the least number, added to a score, leaves nothing of it but its gradient.
+    alike = scores - scores.detach()
+    scores = torch.where(hidden.all(dim=1, keepdim=True), alike, scores.masked_fill(hidden, -math.inf))
     return (scores.softmax(dim=-1) @ v).transpose(0, 1).flatten(1)
 
 

@@ -211,6 +211,7 @@ def test_settings_are_json_and_say_what_shapes_a_vector() -> None:
         "precision": "bf16",
         "max_document_tokens": 100,
         "max_query_tokens": 512,
+        "lane": [0.08, 8.0],
     }
 
 

@@ -163,11 +163,8 @@ def made(family: str, variant: dict[str, Any], path: Path) -> Path:
     state = state_of(family, None, variant.pop("first_layers", LAYERS), variant.pop("bare", False))
     given = inputs(variant.pop("tokens", 9))
     residual = (family != "nomic") ^ variant.pop("other_head", False)
-    # With several vectors per document padding counts, and a padded token whose window holds nothing but padding has no
-    # defined state in the reference: attention kernels differ there. So in these cases windows reach everyone.
-    window = 24 if variant.get("tokens_per_document", 1) > 1 else 4
     sizes = reference.Sizes(
-        heads=HEADS, documents=DOCUMENTS, residual=residual, window=window, global_every=2,
+        heads=HEADS, documents=DOCUMENTS, residual=residual, window=4, global_every=2,
         epsilon=1e-5 if family == "modern" else 1e-12, **variant,
     )  # fmt: skip
     found = reference.outputs(state, sizes, given)
@@ -185,7 +182,7 @@ def made(family: str, variant: dict[str, Any], path: Path) -> Path:
             "pool_ignore_contextual_tokens": not sizes.pool_context,
             "pool_ignore_instruction_tokens": sizes.instruction_end is not None,
         },
-        "backbone_config": {**BACKBONES[family], "local_attention": window},
+        "backbone_config": {**BACKBONES[family], "local_attention": 4},
         "pool_instruction_end_id": COLON,
         "residual_head": residual,
     }

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import files
+from .. import __version__, files
 from ..context import SIZE, Context, Embed, Request, source_of
 from ..documents import Document
 from ..errors import IndexRefused, InputError, ModelError
@@ -114,6 +114,8 @@ class Encoder:
             "max_document_tokens": self.max_document_tokens,
             "max_query_tokens": self.max_query_tokens,
         }
+        if self.lane is not None:
+            settings["lane"] = self.lane.constants
         if isinstance(self._reader, Attending):
             config = self._reader.config
             settings["attention"] = config.attention
@@ -159,7 +161,7 @@ class Encoder:
             request: dict[str, Any] = {"size": size, "choice": choice, "seed": seed, "stage": self._stage(progress)}
             if self.lane is not None:  # which reads vectors that know the context already
                 request["within"] = lambda stage: self._bound_to(None, stage)._embedded(progress)
-            made = Context.of(corpus, None, encoder=self.fingerprint, **request)
+            made = Context.of(corpus, None, **request, **self._maker)
             expected = self._reader.config.documents
             if expected is not None and 0 < len(made) < expected:
                 raise InputError(
@@ -170,7 +172,13 @@ class Encoder:
             return made
 
         embed = embed or self._embedded(progress)
-        return Context.of(corpus, embed, encoder=self.fingerprint, size=size, choice=choice, seed=seed)
+        return Context.of(corpus, embed, size=size, choice=choice, seed=seed, **self._maker)
+
+    @property
+    def _maker(self) -> dict[str, Any]:
+        """What a context keeps of the encoder that made it."""
+        made = {"precision": self.precision, "device": self.device, "vicinal": __version__, "torch": torch.__version__}
+        return {"encoder": self.fingerprint, "max_tokens": self.max_document_tokens, "made": made}
 
     def _embedded(self, progress: Progress) -> Embed:
         """Documents' texts -> their raw vectors."""
@@ -216,9 +224,11 @@ class Encoder:
     ) -> Encoder:
         """The same model in the context that a word asks for: own (chosen from the corpus), null (none), or a PATH."""
         Request(SIZE if size is None else size, choice, seed)  # refused at the door, whatever the word
-        if asked == "null":
+        source = corpus if asked == "own" else None if asked == "null" else source_of(asked)
+        if size is not None and not isinstance(source, Iterable):
+            raise InputError(f"--context-size {size} was asked for, but --context {asked} is what it is: leave one out")
+        if source is None:
             return self.without_context()
-        source = corpus if asked == "own" else source_of(asked)
         made = source if isinstance(source, Context) else self.context(source, size, choice, seed, progress)
         return self.with_context(made)
 
@@ -230,6 +240,11 @@ class Encoder:
             raise IndexRefused(
                 f"the context was made by another encoder ({context.encoder[:12]}) than {self.name} "
                 f"({self.fingerprint[:12]}): make it anew with encoder.context"
+            )
+        if len(context) and self.lane is not None and context.vectors.shape[1] != self.dim:
+            raise InputError(
+                f"the context's vectors have {context.vectors.shape[1]} dimensions, {self.name}'s {self.dim}: make it "
+                "anew with encoder.context"
             )
         return self._bound_to(context if len(context) else None)
 

@@ -210,7 +210,8 @@ class TwoStage(nn.Module):
         """Stage one's last states, (documents, tokens, dim)."""
         if self.first is None:
             raise InputError("this encoder attends to no context: it has no first stage to embed one")
-        states: Tensor = self.first(input_ids=ids, attention_mask=mask).last_hidden_state
+        counts = self.config.published and self.config.tokens_per_document > 1
+        states: Tensor = self.first(input_ids=ids, attention_mask=mask, padding_counts=counts).last_hidden_state
         return states
 
     # -- between the stages ------------------------------------------------------------------------------------------
@@ -467,6 +468,7 @@ def _shallow(model: Any, layers: int | None) -> Any:
     if layers > len(held):
         raise InputError(f"first_layers is {layers}, but the backbone has {len(held)}: choose 1 to {len(held)}")
     del held[layers:]
+    model.config = deepcopy(model.config)  # which may be stage two's, too
     model.config.num_hidden_layers = layers
     if getattr(model.config, "layer_types", None):  # ModernBERT's, one for each layer
         model.config.layer_types = model.config.layer_types[:layers]

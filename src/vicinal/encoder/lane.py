@@ -35,6 +35,15 @@ class Lane(torch.nn.Module):
         self.log_gamma = torch.nn.Parameter(torch.tensor(gamma, dtype=torch.float64).log())
         self.log_halfway = torch.nn.Parameter(torch.tensor(halfway, dtype=torch.float64).log())
 
+    @property
+    def constants(self) -> list[float]:
+        """gamma and halfway, for the record.
+
+        >>> Lane().constants
+        [0.08, 8.0]
+        """
+        return [round(float(log.detach().exp()), 9) for log in (self.log_gamma, self.log_halfway)]
+
     def matrix(self, context: Tensor) -> Tensor:
         """W for context vectors of length 1, (documents, dim) -> (dim, dim); gradients reach the context."""
         count, dim = context.shape

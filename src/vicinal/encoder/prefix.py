@@ -6,6 +6,7 @@ all that the two-stage encoder (contextual.py) does with a backbone, by keyword 
     record=[]          a context runs through the model; each layer leaves its keys and values there, after rotation
     context=cache      texts run behind that context: keys = [context ; text]; the context never sees them (one-way)
     joined=n           the first n tokens of the sequence are a context, and everyone sees everyone (two-way)
+    padding_counts     states of padding are pooled, as published checkpoints with several vectors a document do
     runs=...           texts lie end to end (attention.py); without it they are padded, and a mask says where
 
 The one idea: a context has no positions, so its keys and values are the same for every text and every place in it. They
@@ -21,12 +22,14 @@ is next to every token. Without any of the arguments a model is what it was.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .attention import Runs, attention, band, packed, texts_of
@@ -58,10 +61,6 @@ class ContextCache:
     @property
     def bytes(self) -> int:
         return sum(states.numel() * states.element_size() for states in self.states)
-
-    def to(self, *device_or_dtype: Any) -> ContextCache:
-        """The same on another device, or in another precision."""
-        return ContextCache(tuple(states.to(*device_or_dtype) for states in self.states), self.slots)
 
     def layer(self, attention: Any) -> tuple[Tensor, Tensor]:
         """Keys and values for one layer's attention module, each (1, heads, slots, width)."""
@@ -116,6 +115,7 @@ def attend(
     context: ContextCache | None = None,
     record: list[tuple[Tensor, Tensor]] | None = None,
     joined: int = 0,
+    padding_counts: bool = False,
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -138,9 +138,12 @@ def attend(
         slots = prefix[0].shape[2]
         key, value = _behind(prefix, key, value)
     visible = _visible(attention_mask, length, slots, joined, sliding_window, query.device)
-    answer = scaled_dot_product_attention(
-        query, key, value, attn_mask=_additive(visible, query.dtype), dropout_p=dropout, scale=scaling
-    )
+    # Padding in a window of padding alone sees all alike, and of that torch's fused kernels give a wrong gradient
+    # (measured on a CPU, torch 2.13: the weights of the sum count as 1 each).
+    with sdpa_kernel(SDPBackend.MATH) if padding_counts else nullcontext():
+        answer = scaled_dot_product_attention(
+            query, key, value, attn_mask=_additive(visible, query.dtype), dropout_p=dropout, scale=scaling
+        )
     return answer.transpose(1, 2), None
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,16 @@ def load(
         model = from_state(state, config, given, residual=residual, instruction_end=instruction_end)
     except VicinalError:
         raise
-    except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (
+        AssertionError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    ) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"the files of {path} do not fit together ({reason}): fetch the checkpoint again") from None
     return model.to(device)
@@ -90,6 +100,7 @@ def from_state(
     instruction_end: int | None = None,
 ) -> TwoStage:
     """A state in the published layout, the checkpoint's config.json and its backbone's -> the encoder."""
+    state = _with_both_tables(state)
     family = family_of(state)
     second = backbone(state, SECOND, backbone_config)
     first = backbone(state, FIRST, backbone_config)
@@ -114,13 +125,23 @@ def family_of(state: Mapping[str, Tensor]) -> str:
     """
     marks = {"emb_ln.weight": "nomic_bert", "embeddings.tok_embeddings.weight": "modernbert"}
     marks["embeddings.position_embeddings.weight"] = "bert"
-    for mark, family in marks.items():
-        if SECOND + mark in state:
+    for stage, (mark, family) in product((SECOND, FIRST), marks.items()):
+        if stage + mark in state:
             return family
     raise ModelError(
         "the weights are of no family that is known here: expected a CDE checkpoint (second_stage_model.backbone...) "
         "on NomicBERT, ModernBERT or BERT; a decoder as second stage is not supported"
     )
+
+
+def _with_both_tables(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A token table that the stages share may be stored once, under either of them."""
+    whole = dict(state)
+    for table in ("embeddings.tok_embeddings.weight", "embeddings.word_embeddings.weight"):
+        for one, other in ((FIRST, SECOND), (SECOND, FIRST)):
+            if one + table in state:
+                whole.setdefault(other + table, state[one + table])
+    return whole
 
 
 def settings_of(
@@ -173,9 +194,6 @@ def backbone(state: Mapping[str, Tensor], stage: str, given: Mapping[str, Any]) 
 
     family = family_of(state)
     shape = {name.removeprefix(stage): tensor.shape for name, tensor in state.items() if name.startswith(stage)}
-    for table in ("embeddings.tok_embeddings.weight", "embeddings.word_embeddings.weight"):
-        if SECOND + table in state:  # where the stages share it, it may be stored once
-            shape.setdefault(table, state[SECOND + table].shape)
     words = shape.get("embeddings.tok_embeddings.weight", shape.get("embeddings.word_embeddings.weight"))
     if words is None:
         raise ModelError(

@@ -91,7 +91,7 @@ class Order:
             "corpus": corpus_fingerprint,
             "encoder": self.encoder and dict(self.encoder),
             "vectors": self.vectors,
-            "context": self.context and self.context.describe(),
+            "context": self.context and {k: v for k, v in self.context.describe().items() if k != "made"},
             "engine": "exact",
             "representations": [DENSE],
             "dim": self.dim,

@@ -160,6 +160,7 @@ ENCODER = {
     "precision": str,
     "max_document_tokens": COUNT,
     "max_query_tokens": COUNT,
+    "?lane": [float],
 }
 CONTEXT_SHAPE = {
     "fingerprint": str,
@@ -167,6 +168,7 @@ CONTEXT_SHAPE = {
     "size": COUNT,
     "choice": str,
     "seed": COUNT,
+    "?made": dict,
     "?attention": {"cache_bytes": COUNT, "order_matters": bool},
     "effect": (None, {"documents": COUNT, "cosine": float, "top10": float}),
 }
