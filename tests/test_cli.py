@@ -879,10 +879,12 @@ def test_compare_json_is_the_contract_s(collection: Path, tmp_path: Path) -> Non
 def test_compare_refuses_what_is_no_result(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("{", encoding="utf-8")
-    assert "not JSON" in refusal("compare", path, path)
+    assert "not JSON" in refusal("compare", path)
+    assert "was given twice" in refusal("compare", path, path)
     path.write_text("[]", encoding="utf-8")
-    assert "vicinal evaluate" in refusal("compare", path, path)
-    assert "nowhere.json" in refusal("compare", tmp_path / "nowhere.json")
+    assert "vicinal evaluate" in refusal("compare", path)
+    for other in (tmp_path / "nowhere.json", tmp_path):
+        assert f"{other} cannot be read" in refusal("compare", other)
 
 
 # --- --json

@@ -551,6 +551,8 @@ def compare(
     """
     from .evaluation import compare as compared
 
+    if len(set(results)) < len(results):
+        raise InputError(f"{next(path for path in results if results.count(path) > 1)} was given twice: give each once")
     result = compared({str(path): _read_result(path) for path in results}, measure)
     if _report(result, json):
         rows = [
@@ -570,6 +572,10 @@ def compare(
 def _read_result(path: Path) -> Any:
     try:
         return json_format.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a result that `vicinal evaluate --json FILE` wrote"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is not JSON ({error}): expected a result that `vicinal evaluate --json FILE` wrote"
@@ -656,12 +662,13 @@ def export(
 
     Example:  vicinal export docs.vicinal -o docs.parquet
     """
+    from .documents import plural
     from .search import Index
 
     with Index.open(index) as opened:
         documents = opened.export(target, progress=progress_on_stderr(quiet))
     if _report({"file": str(target), "documents": documents}, json) and not quiet:
-        say((str(target), "bold"), f": {documents:,} documents")
+        say((str(target), "bold"), f": {plural(documents, 'document')}")
 
 
 @verb
@@ -952,7 +959,9 @@ def _queries_and_documents(counts: Mapping[str, int], max_tokens: int) -> str:
     documents = noted(
         ("empty", "empty"), ("cut", f"longer than {max_tokens} tokens"), ("judged_documents_absent", "absent")
     )
-    return f"{counts['queries']:,} queries{queries}, {counts['documents']:,} documents{documents}"
+    asked = "query" if counts["queries"] == 1 else "queries"
+    held = "document" if counts["documents"] == 1 else "documents"
+    return f"{counts['queries']:,} {asked}{queries}, {counts['documents']:,} {held}{documents}"
 
 
 def _model(settings: Mapping[str, Any]) -> str:

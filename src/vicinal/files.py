@@ -188,6 +188,8 @@ def explain(error: OSError) -> str:
         return f"the disk did not do what it was asked ({what}): see whether it is full or failing, then try again"
     if error.errno == errno.EFBIG:
         return f"no file may be that long here ({what}): choose another place, or raise the limit"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is too long ({what}): choose a shorter one"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"no permission ({what}): choose a place that you may read and write"
     return what

@@ -115,6 +115,8 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of an index; absent, damaged and newer ones are told apart."""
         path = folder / MANIFEST
+        if folder.exists() and not folder.is_dir():
+            raise IndexRefused(f"there is no index at {folder}, but a file: give the folder that `vicinal index` wrote")
         if not path.is_file():
             raise IndexRefused(f"there is no index at {folder}: make one with `vicinal index CORPUS -o {folder}`")
         body = _intact(path)
