@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 import vicinal
+from vicinal import files
 from vicinal.documents import Document
-from vicinal.errors import InputError
+from vicinal.errors import IndexRefused, InputError
 from vicinal.evaluation import Collection
 from vicinal.pairs import Pairs
 from vicinal.progress import silent
@@ -139,6 +140,48 @@ def test_whenever_it_is_stopped_it_goes_on_to_the_same_weights(tmp_path: Path, s
     assert records[0] == records[1]
     assert told["best"] is not None and (stopped / "checkpoints" / "best" / "model.safetensors").is_file()
     assert [path.name for path in (stopped / "checkpoints").glob("step-*")] == ["step-000006"]
+
+
+@pytest.mark.parametrize("where", ["between steps", "while it is measured", "while it learns"])
+def test_an_interrupted_run_loses_no_step_that_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(Pairs.read(ROWS), whole, run(), collections=collections())
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def tell(record: Any) -> None:
+        if record["step"] == 3 and where == "between steps":
+            raise KeyboardInterrupt
+        if record["step"] == 3 and where == "while it learns":
+            monkeypatch.setattr("vicinal.train.objective", interrupted)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if where == "while it is measured":
+            patch.setattr("vicinal.train._retrieval", interrupted)
+        train(Pairs.read(ROWS), stopped, run(), collections=collections(), tell=tell)
+    monkeypatch.undo()
+    assert [path.name for path in (stopped / "checkpoints").glob("step-*")] == ["step-000003"]
+    seen: list[int] = []
+    train(
+        Pairs.read(ROWS),
+        stopped,
+        run(),
+        collections=collections(),
+        resume=True,
+        tell=lambda record: seen.append(record["step"]),
+    )
+    assert seen == ([3, 4, 5, 6] if where == "while it is measured" else [4, 5, 6]) and alike(whole, stopped)
+    texts = [(folder / "metrics.jsonl").read_text("utf-8") for folder in (whole, stopped)]
+    lines = [[json.loads(line) | {"tokens_per_second": 0} for line in text.splitlines()] for text in texts]
+    assert lines[0] == lines[1]
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path: Path) -> None:
+    with files.alone(tmp_path / "m"), pytest.raises(IndexRefused, match="another process is writing"):
+        train(Pairs.read(ROWS), tmp_path / "m", run())
 
 
 def test_a_run_that_ended_is_not_run_again(tmp_path: Path) -> None:

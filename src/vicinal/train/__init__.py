@@ -72,15 +72,11 @@ def train(
     `collections` are those that the best checkpoint is chosen by; `tell` hears of every step. A run that was killed
     goes on with `resume`, to the same weights; one that is interrupted loses no step that it had done.
     """
-    stands = _checked(target, run, pairs, resume)
-    target.mkdir(parents=True, exist_ok=True)
     start = load(
         run.model, precision="fp32", max_query_tokens=run.max_query_tokens, max_document_tokens=run.max_document_tokens
     )
     torch.manual_seed(run.seed)  # what the start model lacks is drawn
     model = student(run).to(_device()).train()
-    plan, vectors = planned(pairs, run, target, progress)
-    batches = run.optimiser.accumulate
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimiser = torch.optim.AdamW(
         [
@@ -90,29 +86,53 @@ def train(
         lr=run.optimiser.learning_rate,
     )
     averaged = {name: w.detach().clone() for name, w in weights.items()} if run.optimiser.averaging else {}
-    first, seen = 0, dict[str, Any](tokens=0, seconds=0.0, best=None)
-    if stands is not None:
-        first, kept, state = checkpoint.load(stands, model, optimiser)
-        averaged = {name: average.to(weights[name].device) for name, average in kept.items()}
-        seen = state["seen"]
-    _keep_metrics(target / METRICS, first)
-    if run.compiled:
-        model.second.compile()
-    loss_of, autocast = loss_by(run.aim), _autocast(run)
-    feed = Feed(pairs, plan, run, start, vectors).batches(first * batches)
+    done, batches = 0, run.optimiser.accumulate
+    seen = dict[str, Any](tokens=0, seconds=0.0, best=None)
+    pending: dict[str, Any] | None = None  # the record of a step that was done, and not yet measured and written
 
-    def save_state(step: int) -> None:
-        if world()[1] == 0:
-            state = {"run": run.to_dict(), "pairs": pairs.fingerprint, "seen": seen}
-            checkpoint.save(target / "checkpoints", step, model, optimiser, averaged, state)
-
-    done = first
     with ExitStack() as stack:
-        stack.push(lambda kind, *_: save_state(done) if kind and issubclass(kind, KeyboardInterrupt) else None)
-        advance = stack.enter_context(progress("training", run.steps - first))
-        metrics = stack.enter_context((target / METRICS).open("a", encoding="utf-8")) if world()[1] == 0 else None
-        board = stack.enter_context(_board(target, run)) if world()[1] == 0 else None
-        for step in range(first, run.steps):
+        stands = stack.enter_context(_alone_in(target, run, pairs, resume))
+        plan, vectors = planned(pairs, run, target, progress)
+        if stands is not None:
+            done, kept, state = checkpoint.load(stands, model, optimiser)
+            averaged = {name: average.to(weights[name].device) for name, average in kept.items()}
+            seen, pending = state["seen"], state["pending"]
+        _keep_metrics(target / METRICS, done - (pending is not None))
+        if run.compiled:
+            model.second.compile()
+        loss_of, autocast = loss_by(run.aim), _autocast(run)
+        is_first = world()[1] == 0
+        metrics = stack.enter_context((target / METRICS).open("a", encoding="utf-8")) if is_first else None
+        board = stack.enter_context(_board(target, run)) if is_first else None
+        advance = stack.enter_context(progress("training", run.steps - done))
+
+        def save_state() -> None:
+            state = {"run": run.to_dict(), "pairs": pairs.fingerprint, "seen": seen, "pending": pending}
+            if is_first:
+                checkpoint.save(target / "checkpoints", done, model, optimiser, averaged, state)
+
+        def finish(record: dict[str, Any]) -> None:
+            """Measure, write down and keep what the last step has come to."""
+            nonlocal pending
+            is_last = done == run.steps
+            if collections and (done % run.evaluate_every == 0 or is_last):
+                record["retrieval"] = _retrieval(model, averaged, run, target, collections, seen, done)
+            with uninterrupted():
+                if metrics is not None:
+                    metrics.write(json.dumps(record, sort_keys=True) + "\n")
+                    metrics.flush()
+                pending = None
+            if board is not None:
+                _write_board(board, record)
+            tell(record)
+            if done % run.save_every == 0 or is_last:
+                save_state()
+
+        stack.push(lambda kind, *_: save_state() if kind and done and issubclass(kind, KeyboardInterrupt) else None)
+        if pending is not None:
+            finish(pending)
+        feed = Feed(pairs, plan, run, start, vectors).batches(done * batches)
+        for step in range(done, run.steps):
             began = time.perf_counter()
             rate = learning_rate(run, step)
             losses, tokens = [], 0
@@ -144,30 +164,19 @@ def train(
                 took = time.perf_counter() - began
                 seen["tokens"], seen["seconds"] = seen["tokens"] + tokens, seen["seconds"] + took
                 done = step + 1
+                pending = {
+                    "step": done,
+                    "epoch": ready.step.epoch,
+                    "domain": ready.step.domain,
+                    "loss": sum(losses) / batches,
+                    "gradient": length,
+                    "learning_rate": rate,
+                    "tokens_per_second": round(tokens / took),
+                }
             optimiser.zero_grad()
             advance(1)
-
-            record: dict[str, Any] = {
-                "step": step + 1,
-                "epoch": ready.step.epoch,
-                "domain": ready.step.domain,
-                "loss": sum(losses) / batches,
-                "gradient": length,
-                "learning_rate": rate,
-                "tokens_per_second": round(tokens / took),
-            }
-            is_last = step + 1 == run.steps
-            if collections and ((step + 1) % run.evaluate_every == 0 or is_last):
-                record["retrieval"] = _retrieval(model, averaged, run, target, collections, seen, step + 1)
-            if metrics is not None:
-                metrics.write(json.dumps(record, sort_keys=True) + "\n")
-                metrics.flush()
-            if board is not None:
-                _write_board(board, record)
-            tell(record)
-            if (step + 1) % run.save_every == 0 or is_last:
-                save_state(step + 1)
-    return _finished(model, averaged, pairs, plan, target, run, seen)
+            finish(pending)
+        return _finished(model, averaged, pairs, plan, target, run, seen)
 
 
 @contextmanager
@@ -321,8 +330,7 @@ def _retrieval(
             files.remove(best)
             files.publish(partial_folder, best)
         files.remove(partial_folder)
-    if distributed.is_initialized():
-        distributed.barrier()
+    _meet()
     return found
 
 
@@ -359,6 +367,31 @@ def _finished(
             save(model, averaged, target, run)
         card.write(target, told, records)
     return told
+
+
+@contextmanager
+def _alone_in(target: Path, run: Run, pairs: Pairs, resume: bool) -> Iterator[Path | None]:
+    """Hold the folder of a run, for all of its processes; the checkpoint that it goes on from, or None."""
+    stands = _checked(target, run, pairs, resume)
+    _meet()  # nobody writes before everyone has looked
+    is_first = world()[1] == 0
+    if is_first:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with files.alone(target) if is_first else nullcontext():
+        if is_first:
+            target.mkdir(exist_ok=True)
+            for name in (
+                (PLAN, METRICS) if stands is None else ()
+            ):  # of a run that was killed before its first checkpoint
+                files.remove(target / name)
+        _meet()
+        yield stands
+
+
+def _meet() -> None:
+    """Wait for the other processes."""
+    if distributed.is_initialized():
+        distributed.barrier()
 
 
 def _checked(target: Path, run: Run, pairs: Pairs, resume: bool) -> Path | None:
