@@ -1004,7 +1004,10 @@ def test_an_interrupted_index_goes_on_when_run_again(tmp_path: Path, number: sig
         time.sleep(0.01)
     program.send_signal(number)
     _, err = program.communicate(timeout=120)
-    assert (program.returncode, err) == (code, b"interrupted; run the same command again to go on\n")
+    assert (program.returncode, err) == (
+        code,
+        b"interrupted; run the same command again to go on (train: with --resume)\n",
+    )
     assert not (tmp_path / "docs.vicinal").exists() and partial.exists()
     assert "2,000 documents" in run_well(*words).stdout
     run_well("verify", tmp_path / "docs.vicinal")

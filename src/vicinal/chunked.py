@@ -77,19 +77,24 @@ def backward(
     _refuse_unequal(len(shown), device)
 
     def run(encode: Encode, texts: Texts, what: int) -> Chunks:
-        return Chunks(encode, texts, chunk_tokens, (seed, rank, what), device, autocast)
+        return Chunks(encode, texts, chunk_tokens, (seed, rank, what), device, autocast, front)
+
+    front = 0
 
     stage_one = run(lambda texts: model.embed_context(*padded(texts, device)), shown if model.first else [], STAGE_ONE)
     stage = stage_one.kept() if keep_graph else stage_one.look()
     with drawn(device, seed, BETWEEN), autocast():  # alike on every process, whose context is one
         prefix = model.prepare(gathered(stage) if len(stage) else None) if shown else _null(model)
     held = prefix if keep_graph else _leaf(prefix)
+    if isinstance(held, Tensor):  # two-way: every text is read with the whole context
+        front = len(held) + model.config.soft_tokens
     sides = [
         run(lambda texts: model.encode(texts, held), texts, what)
         for texts, what in ((batch.queries, QUERIES), (batch.documents, DOCUMENTS))
     ]
     vectors = [side.kept() if keep_graph else side.look() for side in sides]
-    loss = judge(objective, vectors[0], vectors[1], batch.shown if model.lane is not None else ())
+    has_lane = model.lane is not None and not _is_null(model, prefix)  # as in search, where null has no correction
+    loss = judge(objective, vectors[0], vectors[1], batch.shown if has_lane else ())
     (loss * weight).backward()  # type: ignore[no-untyped-call]
     if not keep_graph:
         for side, vector in zip(sides, vectors, strict=True):
@@ -112,6 +117,7 @@ class Chunks:
     seeds: tuple[int, ...]
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
+    front: int = 0  # tokens that every text is read with, and that count
 
     def kept(self) -> Tensor:
         """The vectors of all texts, in their order, with their graph where gradients are wanted."""
@@ -140,7 +146,9 @@ class Chunks:
 
     def _encoded(self) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Chunks of texts of like lengths: their places, and their vectors in 32 bit at least."""
-        for number, chunk in enumerate(batches([len(text) for text in self.texts], self.chunk_tokens)):
+        for number, chunk in enumerate(
+            batches([len(text) and len(text) + self.front for text in self.texts], self.chunk_tokens)
+        ):
             with drawn(self.device, *self.seeds, number), self.autocast():
                 vectors = self.encode([self.texts[place] for place in chunk])
             yield chunk, vectors.to(torch.promote_types(vectors.dtype, torch.float32))
@@ -203,6 +211,13 @@ def drawn(device: torch.device, *numbers: int) -> Iterator[None]:
 def _null(model: TwoStage) -> Prefix:
     """The prefix of a batch that is shown nothing."""
     return model.null_slots(model.config.slots or 1) if model.config.attention == "two-way" else None
+
+
+def _is_null(model: TwoStage, prefix: Prefix) -> bool:
+    """Whether context dropout has left a model that attends without its context."""
+    if prefix is None:
+        return model.config.attention != "none"
+    return isinstance(prefix, Tensor) and model.null is not None and bool((prefix == model.null).all())
 
 
 def _parts(prefix: Prefix) -> list[Tensor]:

@@ -86,7 +86,7 @@ def ended() -> Iterator[None]:
     except typer.Exit:
         raise
     except KeyboardInterrupt as stop:
-        complain("interrupted; run the same command again to go on")
+        complain("interrupted; run the same command again to go on (train: with --resume)")
         raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
     except BrokenPipeError:
         _let_go_of_stdout()
@@ -790,7 +790,9 @@ def train(
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="N", show_default="the recipe's", help="How long.")
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", show_default="the recipe's", help="Which draw.")
+    ] = None,
     collection: Annotated[
         list[Path] | None,
         typer.Option("--collection", metavar="COLLECTION", help="What the best step is chosen by; may be repeated."),
@@ -820,14 +822,17 @@ def train(
     from .recipes import recipe as recipe_of
 
     given = dict(_setting(text) for text in settings or [])
-    given |= {"seed": str(seed)} | ({"steps": str(steps)} if steps is not None else {})
-    run = recipe_of(recipe).changed(given | ({"model": model} if model else {}))
+    flags = {"seed": seed, "steps": steps, "model": model}
+    given |= {name: str(value) for name, value in flags.items() if value is not None}
+    run = recipe_of(recipe).changed(given)
     collections = [Collection.read(path) for path in collection or []]
     with training.joined():
         quiet = quiet or world()[1] > 0
         progress = progress_on_stderr(quiet)
         left_out = [*KEPT_FOR_CHOOSING, *(leave_out or [])]
         pairs = Pairs.read(source, leave_out=left_out, skip_bad_rows=skip_bad_rows, progress=progress)
+        pairs.check_left_out(leave_out or ())
+        is_first = world()[1] == 0
         result = training.train(
             pairs,
             target,
@@ -837,7 +842,7 @@ def train(
             progress=progress,
             tell=(lambda record: None) if quiet else _tell_of_steps(run.steps),
         )
-    if not _report(result, json) or quiet:
+    if not is_first or not _report(result, json) or quiet:
         return
     say((str(source), "bold"), f": {pairs.counts}")
     loss = result["loss"]

@@ -162,3 +162,13 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Filter().masks(queries * torch.nan, documents)
     with pytest.raises(InputError, match="cannot filter"):
         Filter(margin=float("nan"))
+
+
+def test_equal_scores_are_ties_whatever_order_they_were_summed_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width in (7, 128, 384):
+        queries, documents = (torch.randn(40, width, generator=generator) for _ in range(2))
+        documents[20:] = documents[:20]  # other texts, equal vectors
+        queries[20:] = queries[:20]
+        allowed = Filter().masks(queries, documents).allowed
+        assert not allowed[torch.arange(40), (torch.arange(40) + 20) % 40].any()

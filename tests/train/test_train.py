@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 import vicinal
 from vicinal import files
 from vicinal.documents import Document
+from vicinal.encoder import own
 from vicinal.errors import IndexRefused, InputError
 from vicinal.evaluation import Collection
 from vicinal.pairs import Pairs
 from vicinal.progress import silent
 from vicinal.recipes import RECIPES, recipe, tiny_cpu
-from vicinal.train import learning_rate, planned, train
+from vicinal.train import checkpoint, learning_rate, planned, train
 from vicinal.train.feed import Feed, in_ranks
 from vicinal.train.run import Run
 from vicinal.train.student import student
@@ -139,7 +140,11 @@ def test_whenever_it_is_stopped_it_goes_on_to_the_same_weights(tmp_path: Path, s
             line.pop("tokens_per_second")
     assert records[0] == records[1]
     assert told["best"] is not None and (stopped / "checkpoints" / "best" / "model.safetensors").is_file()
-    assert [path.name for path in (stopped / "checkpoints").glob("step-*")] == ["step-000006"]
+    assert (
+        len(list((stopped / "checkpoints").glob("step-000006*")))
+        == 1
+        == len(list((stopped / "checkpoints").glob("step-*")))
+    )
 
 
 @pytest.mark.parametrize("where", ["between steps", "while it is measured", "while it learns"])
@@ -177,6 +182,35 @@ def test_an_interrupted_run_loses_no_step_that_was_done(
     texts = [(folder / "metrics.jsonl").read_text("utf-8") for folder in (whole, stopped)]
     lines = [[json.loads(line) | {"tokens_per_second": 0} for line in text.splitlines()] for text in texts]
     assert lines[0] == lines[1]
+
+
+def test_an_interruption_while_averages_are_saved_leaves_the_weights_that_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    asked = run(averaging="0.9")
+    train(Pairs.read(ROWS), whole, asked, collections=collections())
+    saved = own.save
+
+    def interrupted(*given: Any, **more: Any) -> None:
+        saved(*given, **more)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(own, "save", interrupted)
+        train(Pairs.read(ROWS), stopped, asked, collections=collections())
+    train(Pairs.read(ROWS), stopped, asked, collections=collections(), resume=True)
+    assert alike(whole, stopped)
+
+
+def test_a_checkpoint_of_the_same_step_takes_no_place_before_it_is_whole(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimiser = torch.optim.AdamW(model.parameters())
+    for note in ("first", "second"):
+        checkpoint.save(tmp_path, 3, model, optimiser, {}, {"note": note})
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.name == "step-000003-2" and checkpoint.state_of(found)["note"] == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003-2"]
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path: Path) -> None:
@@ -256,7 +290,7 @@ def test_a_damaged_checkpoint_is_said_and_nothing_is_begun_anew_in_silence(tmp_p
 
 def test_a_step_that_explodes_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no number at step"):
-        train(Pairs.read(ROWS), tmp_path / "m", run(learning_rate="1e30", warmup="0"))
+        train(Pairs.read(ROWS), tmp_path / "m", run(learning_rate="1e6", warmup="0"))
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------
@@ -278,6 +312,12 @@ def test_a_recipe_survives_json(name: str) -> None:
         ("steps", "0", "expected at least 1"),
         ("attention", "sideways", "expected one-way or two-way or none"),
         ("pairs.size", "3", "no field 'pairs.size'"),
+        ("clip", "inf", "optimiser.clip is inf: expected"),
+        ("clip", "-1", "optimiser.clip is -1.0"),
+        ("learning_rate", "nan", "learning_rate is nan"),
+        ("warmup", "5", "warmup is 5.0: expected 0 to 1"),
+        ("negatives", "-1", "negatives is -1: expected 0 or more"),
+        ("meeting.pairs", "1", "meeting.pairs is 1: expected 2 or more"),
     ],
 )
 def test_a_setting_that_is_not_one_is_refused(setting: str, value: str, expected: str) -> None:

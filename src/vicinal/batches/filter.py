@@ -31,6 +31,7 @@ from ..vectors import unit
 from .base import Rows
 
 Array = npt.NDArray[Any]
+TIE = 1e-6  # cosines that differ by less are equal: sums in 32 bit come out another way in another order
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class Filter:
         q, d = unit(queries), unit(documents)
         if not (torch.isfinite(q).all() and torch.isfinite(d).all()):
             raise InputError("a vector of the teacher is not a number: encode again, in a higher precision")
-        own = (q * d[:n]).sum(dim=1, keepdim=True)  # f(q, d), (n, 1)
         known = _known(query_texts, document_texts) if query_texts else _nothing_known(n, m)
         blocks = [q @ d.T, q @ q.T, d[:n] @ d.T]
+        own = blocks[0].diagonal()[:, None] - TIE  # f(q, d), (n, 1)
         removed = [self._removed(f, own) | same.to(f.device) for f, same in zip(blocks, known, strict=True)]
         return Masks(*(~out | torch.eye(*out.shape, dtype=torch.bool, device=out.device) for out in removed))
 

@@ -43,7 +43,7 @@ from ..chunked import average_gradients, backward
 from ..encoder import Encoder, load
 from ..encoder.contextual import TwoStage
 from ..errors import InputError
-from ..evaluation import NULL, OWN, Collection, Shown, evaluate, nDCG
+from ..evaluation import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS, NULL, OWN, Collection, Shown, evaluate, nDCG
 from ..losses import KL, Contrastive, Loss, Matryoshka, Sum, Views, across
 from ..losses.gather import world
 from ..pairs import Pairs
@@ -128,7 +128,12 @@ def train(
             if done % run.save_every == 0 or is_last:
                 save_state()
 
-        stack.push(lambda kind, *_: save_state() if kind and done and issubclass(kind, KeyboardInterrupt) else None)
+        def on_exit(kind: type[BaseException] | None, *_: object) -> None:
+            if kind is not None and issubclass(kind, KeyboardInterrupt) and done:
+                with uninterrupted():
+                    save_state()
+
+        stack.push(on_exit)
         if pending is not None:
             finish(pending)
         feed = Feed(pairs, plan, run, start, vectors).batches(done * batches)
@@ -211,6 +216,7 @@ def joined() -> Iterator[None]:
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
+        distributed.barrier()  # nobody leaves while another still speaks
     finally:
         distributed.destroy_process_group()
 
@@ -321,14 +327,20 @@ def _retrieval(
         partial_folder = target / "checkpoints" / ".measured.partial"
         files.remove(partial_folder)
         save(model, averaged, partial_folder, run)
-        encoder = load(partial_folder, max_document_tokens=192, max_query_tokens=64)
+        most = load(partial_folder)
+        encoder = load(
+            partial_folder,
+            max_document_tokens=min(MAX_DOCUMENT_TOKENS, most.max_document_tokens),
+            max_query_tokens=min(MAX_QUERY_TOKENS, most.max_query_tokens),
+        )
         found = reached(encoder, collections, partial_folder / "cache")
         files.remove(partial_folder / "cache")
         best = target / "checkpoints" / "best"
         if seen["best"] is None or found["mean"]["own"] > seen["best"]["own"]:
-            seen["best"] = {"step": step, "own": found["mean"]["own"]}
-            files.remove(best)
-            files.publish(partial_folder, best)
+            with uninterrupted():
+                files.remove(best)
+                files.publish(partial_folder, best)
+                seen["best"] = {"step": step, "own": found["mean"]["own"]}
         files.remove(partial_folder)
     _meet()
     return found
@@ -344,7 +356,10 @@ def _finished(
     seen: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The model's folder, of the best weights where they were measured, else of the last; its card and its plots."""
+    _meet()
     records = _records(target / METRICS)
+    if not records:
+        raise InputError(f"{target / METRICS} holds no step of this run: restore it, or train into another folder")
     told = {
         "model": str(target),
         "steps": run.steps,

@@ -19,6 +19,7 @@ and replaced only by the next when that is whole.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -36,7 +37,7 @@ from .. import files
 from ..errors import InputError
 
 WEIGHTS, OPTIMISER, AVERAGED, STATE = "weights", "optimiser", "averaged", "state.json"
-NAME = re.compile(r"step-(\d{6,})")
+NAME = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 
 
 def save(
@@ -49,7 +50,9 @@ def save(
 ) -> None:
     """Publish the checkpoint of a step below `folder`, then remove the ones before it."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"step-{step:06d}"
+    # A second one of the same step never takes the place of the first before it is whole.
+    names = itertools.chain([f"step-{step:06d}"], (f"step-{step:06d}-{count}" for count in itertools.count(2)))
+    name = next(name for name in names if not (folder / name).exists())
     partial = folder / f".{name}.partial"
     files.remove(partial)
     partial.mkdir()
@@ -59,7 +62,6 @@ def save(
         whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in named.items()}
         (partial / f"{part}.safetensors").write_bytes(serialised(whole))
     (partial / STATE).write_text(files.canonical_json({**state, "step": step}), encoding="utf-8")
-    files.remove(folder / name)
     files.publish(partial, folder / name)
     for other in folder.iterdir():
         if other.name != name and (NAME.fullmatch(other.name) or other.name.startswith(".step-")):
@@ -68,8 +70,9 @@ def save(
 
 def latest(folder: Path) -> Path | None:
     """The checkpoint of the highest step; None where there is none."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    found = {path: NAME.fullmatch(path.name) for path in folder.glob("step-*")} if folder.is_dir() else {}
+    places = {path: (int(match[1]), int(match[2] or 1)) for path, match in found.items() if match}
+    return max(places, key=lambda path: places[path], default=None)
 
 
 def load(

@@ -35,7 +35,7 @@ class Ready:
     step: Step
     batch: Batch
     masks: Masks  # rows: this process's queries; columns: everyone's documents
-    teacher: Tensor | None  # (queries, documents), this process's own
+    teacher: Tensor | None  # the same rows and columns
     tokens: int
 
 
@@ -69,6 +69,8 @@ class Feed:
         pairs = self.pairs.take(step.rows.tolist())
         mine = slice_of(np.arange(len(pairs)), rank, processes)
         negatives = [list(pair.negatives[: meeting.negatives]) for pair in pairs]
+        if processes > 1:  # which must have as many documents each
+            negatives = [part[: min(map(len, negatives))] for part in negatives]
         own = [pairs[place] for place in mine]
         queries = self.start.tokenizer("query").read([pair.query for pair in own]).ids
         texts = [pair.document for pair in own] + [text for place in mine for text in negatives[place]]
@@ -84,7 +86,7 @@ class Feed:
     def _judged(
         self, step: Step, pairs: Sequence[Pair], negatives: Sequence[Sequence[str]]
     ) -> tuple[Masks, Tensor | None]:
-        """Masks of the whole batch, and the teacher's scores of this process's share.
+        """Masks of the whole batch, and the teacher's scores of this process's queries with everyone's documents.
 
         Hard negatives are known by their texts alone: of those no surrogate vectors were made.
         """
@@ -100,6 +102,7 @@ class Feed:
             rule = Filter(margin=self.run.meeting.margin)
         masks = rule.masks(vectors[1], vectors[0], queries, documents)
         flat = [text for part in negatives for text in part]
+        order = torch.from_numpy(in_ranks(len(documents), list(map(len, negatives)), processes))
         if flat:
             by_text = Filter(margin=None).masks(
                 torch.zeros(len(queries), 1), torch.zeros(len(documents) + len(flat), 1), queries, [*documents, *flat]
@@ -110,15 +113,13 @@ class Feed:
                 masks.allowed_queries,
                 torch.cat([masks.allowed_documents, by_text.allowed_documents[:, further]], dim=1),
             )
-            order = torch.from_numpy(in_ranks(len(documents), list(map(len, negatives)), processes))
             masks = Masks(masks.allowed[:, order], masks.allowed_queries, masks.allowed_documents[:, order])
         teacher = None
         if self.run.aim.kl:
             mine = slice_of(np.arange(len(pairs)), rank, processes)
             scores = fused(queries, documents, vectors[1], vectors[0], self.run.aim.words)
-            teacher = scores[mine[0] : mine[-1] + 1, mine[0] : mine[-1] + 1]
-            unknown = sum(len(negatives[place]) for place in mine)
-            teacher = torch.nn.functional.pad(teacher, (0, unknown), value=-torch.inf)
+            known = torch.nn.functional.pad(scores[mine[0] : mine[-1] + 1], (0, len(flat)), value=-torch.inf)
+            teacher = known[:, order]
         return masks, teacher
 
 

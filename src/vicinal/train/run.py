@@ -91,6 +91,29 @@ class Run:
                 raise InputError(f"{name} is {getattr(self, name)}: expected at least {number}")
         if self.optimiser.accumulate < 1 or self.optimiser.learning_rate <= 0 or not 0 <= self.optimiser.averaging < 1:
             raise InputError(f"{self.optimiser} cannot train: expected accumulate >= 1, a rate > 0, averaging below 1")
+        meeting, aim, optimiser = self.meeting, self.aim, self.optimiser
+        bounds = {
+            "meeting.pairs": (meeting.pairs, 2, None),
+            "meeting.cluster_pairs": (meeting.cluster_pairs, 1, None),
+            "meeting.shown": (meeting.shown, 0, None),
+            "meeting.negatives": (meeting.negatives, 0, None),
+            "meeting.alpha": (meeting.alpha, 0, 10),
+            "meeting.margin": (meeting.margin, -2, 2),
+            "aim.temperature": (aim.temperature, 1e-6, 1e6),
+            "aim.kl": (aim.kl, 0, 1e6),
+            "aim.kl_temperature": (aim.kl_temperature, 1e-6, 1e6),
+            "aim.teacher_temperature": (aim.teacher_temperature, 1e-6, 1e6),
+            "aim.words": (aim.words, 0, 1e6),
+            "optimiser.learning_rate": (optimiser.learning_rate, 0, 1e6),
+            "optimiser.warmup": (optimiser.warmup, 0, 1),
+            "optimiser.weight_decay": (optimiser.weight_decay, 0, 1),
+            "optimiser.clip": (optimiser.clip, 1e-12, 1e12),
+            "seed": (self.seed, 0, 2**31 - 1),
+        }
+        for name, (value, low, high) in bounds.items():
+            if value is not None and not (low <= value and (high is None or value <= high)):  # NaN is neither
+                told = f"{low} to {high}" if high is not None else f"{low} or more"
+                raise InputError(f"{name} is {value}: expected {told}")
         if self.encoder.published:
             raise InputError("published checkpoints are read, not trained: leave encoder.published out")
 

@@ -51,8 +51,10 @@ def save(model: TwoStage, averaged: Mapping[str, Tensor], folder: Path, run: Run
     weights = dict(model.named_parameters())
     now = {name: weights[name].detach().clone() for name in averaged}
     with torch.no_grad():
-        for name, average in averaged.items():
-            weights[name].copy_(average)
-        own.save(model, folder, like=find(run.model).folder)
-        for name, value in now.items():
-            weights[name].copy_(value)
+        try:
+            for name, average in averaged.items():
+                weights[name].copy_(average)
+            own.save(model, folder, like=find(run.model).folder)
+        finally:  # whoever interrupts this keeps the weights that are being trained
+            for name, value in now.items():
+                weights[name].copy_(value)
