@@ -401,7 +401,7 @@ def test_ctrl_c_leaves_nothing_at_the_index_and_the_same_command_goes_on(tmp_pat
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate()
-    assert child.returncode == 130 and said == "interrupted; run the same command again to go on\n"
+    assert child.returncode == 130 and said.startswith("interrupted; run the same command again")
     assert names(tmp_path) == [".i.vicinal.partial", "docs.jsonl"]
 
 

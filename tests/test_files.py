@@ -198,9 +198,9 @@ def test_what_a_killed_process_left_among_temporary_files_is_removed_by_the_next
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from vicinal import files; import os, signal;"
+    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from vicinal import files; import os;"
     killed = subprocess.run(
-        [sys.executable, "-c", program + "print(files.scratch()[0]); os._exit(9)"], capture_output=True
+        [sys.executable, "-c", program + "print(files.scratch()[0], flush=True); os._exit(9)"], capture_output=True
     )
     left = Path(killed.stdout.decode().strip())
     mine, done = files.scratch()

@@ -463,7 +463,9 @@ def test_a_closed_index_is_closed(tmp_path: Path) -> None:
 def test_there_is_no_index_where_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(IndexRefused, match=r"there is no index at .*: make one with `vicinal index"):
+        with pytest.raises(
+            IndexRefused, match=r"there is no index at .*(: make one with `vicinal index|a file: give the folder)"
+        ):
             Index.open(place)
 
 
