@@ -383,3 +383,24 @@ ROWS_BY_DOMAIN = sorted(ROWS, key=lambda row: str(row["domain"]))  # as Pairs nu
 def test_columns_stand_in_the_order_of_ranks() -> None:
     assert in_ranks(6, [1, 2, 0, 1, 0, 3], 3).tolist() == [0, 1, 6, 7, 8, 2, 3, 9, 4, 5, 10, 11, 12]
     assert in_ranks(4, [0, 0, 0, 0], 2).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_each_process_has_its_rows_of_what_one_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    pairs, asked = Pairs.read(ROWS), run(kl="1.0", negatives="1")
+    plan, vectors = planned(pairs, asked, tmp_path, silent)
+    feed = Feed(pairs, plan, asked, vicinal.load("tiny"), vectors)
+    whole, order = next(feed.batches(3)), in_ranks(8, [1] * 8, processes)
+    assert whole.teacher is not None
+    for rank in range(processes):
+        monkeypatch.setattr("vicinal.train.feed.world", lambda rank=rank: (processes, rank))
+        mine, ready = slice(rank * 8 // processes, (rank + 1) * 8 // processes), next(feed.batches(3))
+        assert ready.teacher is not None and torch.equal(ready.teacher, whole.teacher[mine][:, order])
+        assert torch.equal(ready.masks.allowed, whole.masks.allowed[mine][:, order])
+        assert torch.equal(ready.masks.allowed_documents, whole.masks.allowed_documents[mine][:, order])
+        assert ready.batch.queries == whole.batch.queries[mine]
+        columns = [whole.batch.documents[place] for place in order]
+        width = len(ready.batch.documents)
+        assert ready.batch.documents == columns[rank * width : (rank + 1) * width]
